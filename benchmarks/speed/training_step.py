@@ -18,7 +18,6 @@ from utils.batches import Batch, Targets
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.machine.devices import resolve_amp
 
 
 def context_of(device: str, *, replicas: int = 1) -> DistributedContext:
@@ -58,7 +57,6 @@ def build_step(
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
         step_plan(config, epoch_batches=100 if images else 1),
-        amp_dtype=resolve_amp(config.amp, ctx.device),
         full_batch=config.batch_size,
     )
 

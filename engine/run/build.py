@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from data.loading.build import build_run_val_loader, build_train_loader
 from data.loading.loader import ValidationLoader
@@ -16,16 +15,17 @@ from data.samples.readers import SampleReader
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
+from engine.optim.build import LoadedParameters
 from engine.optim.schedule import step_plan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.advice import Subject, advise
 from engine.run.check_settings import check_settings, unused_settings_of_run
-from engine.run.choices import Choices, log_choices
+from engine.run.choices import log_choices
 from engine.run.folder import claim_folder
-from engine.run.sources import build_starting_model, open_inputs
-from engine.run.starts import Inputs, RunStart, StartingModel
+from engine.run.sources import build_model, open_inputs
+from engine.run.starts import Inputs, RunStart
 from engine.train.callbacks import UserCallbacks
-from engine.train.checkpoint import RunDescription, SaveContext
+from engine.train.checkpoint import RunDescription
 from engine.train.control import RunControl
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
 from engine.train.ledger import EpochLedger, Scorer
@@ -35,7 +35,7 @@ from engine.train.progress_bar import ProgressBar
 from engine.train.saver import Saver
 from engine.train.scoring import LocalScorer, RemoteScorer
 from engine.train.step import build_step
-from engine.train.trackers import Tracker, open_services
+from engine.train.trackers import TRACKERS
 from models.detector import Detector
 from models.losses.base import Criterion
 from models.losses.distillation import Teacher
@@ -43,10 +43,9 @@ from models.postprocess.detections import select_for_validation
 from models.postprocess.nms import load_nms
 from models.postprocess.selection import ValidationSettings
 from utils.config.settings import RunSettings, TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
-from utils.machine.devices import resolve_amp
 from utils.machine.torch_threads import threads_of_process
 from utils.process.signals import StopSignals
 from utils.strings import counted
@@ -77,62 +76,41 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
     prepare_process(ctx, start)
     user_hooks: list[Hook] = []  # opened before any file is read
     if ctx.is_main:
-        user_hooks += map(Tracker, open_services(start.settings.config.tracker))
+        user_hooks += [TRACKERS[name]() for name in dict.fromkeys(start.settings.config.tracker)]
     if start.settings.config.callbacks:
         user_hooks.append(UserCallbacks(start.settings.config.callbacks))
     inputs = open_inputs(ctx, start)
-    starting = build_starting_model(ctx, start, inputs)
-    choices = start.choices(ctx, inputs, starting)
-    settings = choices.settings
+    model, teacher = build_model(ctx, start.settings.config, inputs)
+    choices = start.choose(ctx, inputs, model, teacher)
+    description = choices.description
+    settings = description.settings
     config = settings.config
-    model = starting.model
-    if choices.anchors is not None and model.head.anchors is not None:  # before the loss reads them
-        model.head.anchors.copy_(choices.anchors)
-    loader = build_train_loader(ctx, config, settings.hyp, inputs.samples.with_hyp(settings.hyp), stride=model.stride)
+    hyp = settings.hyp
+    loader = build_train_loader(ctx, config, hyp, inputs.samples.with_hyp(hyp), stride=model.stride)
     steps = step_plan(config, len(loader))
-    criterion, val_loader, evaluator = open_evaluation(
-        ctx, settings, inputs.val, model, class_weights=choices.class_weights, teacher=starting.teacher
-    )
+    criterion, val_loader, evaluator = open_evaluation(ctx, description, inputs.val, model, teacher)
     step = build_step(
         ctx,
         settings,
         model,
         criterion,
         steps,
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         full_batch=loader.global_images(0),
         # Crowd regions, and objects cut by the borders of moving tiles.
         has_regions=bool(loader.index.crowd.any()) or loader.samples.tiles is not None,
-        loaded=choices.loaded,
-    )
-    try_export(ctx, config, model)
-    progress, state = start.restore(ctx, step, len(loader), inputs.fingerprint)
-    control = RunControl(ctx, signals, ended_by_callback=start.ended_by_callback)
-    folder = claim_folder(  # the first thing that the run writes
-        ctx,
-        start.folder,
-        settings,
-        stack,
-        run_id=start.run_id,
-        asked_name=start.command.folder.name,
-        is_kept=lambda: progress.updates > 0 or control.has_stopped,
-    )
-    description = describe_run(start, inputs, starting, choices)
-    saver = Saver(
-        folder,
-        ctx=ctx,
-        step=step,
-        progress=progress,
-        description=description,
-        context=SaveContext(
-            world_size=ctx.world_size,
-            device=ctx.device.type,
-            seconds=state.seconds,
-            epoch_batches=len(loader),
-            images=len(loader.samples),
-            threads=torch.get_num_threads(),
+        loaded=LoadedParameters(
+            new_rows=description.pretrained,
+            lr_mult=1.0 if hyp.lr_mult is None else hyp.lr_mult,
+            new_lr_mult=description.new_lr_mult,
         ),
     )
+    try_export(ctx, config, model)
+    progress, state = start.restore(step, len(loader), inputs.fingerprint)
+    control = RunControl(ctx, signals, ended_by_callback=start.ended_by_callback)
+    folder = claim_folder(  # the first thing that the run writes
+        ctx, start.folder, description, stack, is_kept=lambda: progress.updates > 0 or control.has_stopped
+    )
+    saver = Saver(folder, step=step, loader=loader, progress=progress, description=description)
     scorer: Scorer = LocalScorer(saver, control, step, evaluator, val_loader)
     if ctx.eval_ranks:
         scorer = RemoteScorer(ctx, saver, control)
@@ -161,9 +139,8 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
         ledger=EpochLedger(ctx, progress, inputs.fitness, scorer, control, state),
         saver=saver,
         control=control,
-        hooks=build_hooks(ctx, subject, inputs, starting, user_hooks, stack),
+        hooks=build_hooks(ctx, subject, user_hooks, stack),
         takes_steps=start.takes_steps,
-        saves_first=start.saves_first or ctx.eval_ranks > 0,  # evaluating processes read last.pt
     )
 
 
@@ -193,11 +170,9 @@ def choose_kernels(config: TrainConfig) -> None:
 
 def open_evaluation(
     ctx: DistributedContext,
-    settings: RunSettings,
+    description: RunDescription,
     reader: SampleReader,
     model: Detector,
-    *,
-    class_weights: Tensor | None,
     teacher: Teacher | None = None,
 ) -> tuple[Criterion, ValidationLoader, Evaluator]:
     """Builds the loss of the model's head, and the loader and the evaluator of a run's validation split. Every process
@@ -205,13 +180,12 @@ def open_evaluation(
 
     It validates as val.py does, and also computes the loss. It runs in float32 whatever the precision of training,
     because the threshold that it finds will be used in float32.
-
-    ``class_weights``: (C,) in the loss.
     """
     load_nms(ctx.device)  # a torchvision that does not fit ends the run before its folder is made
-    config = settings.config
+    config = description.config
+    class_weights = torch.tensor(description.class_weights) if description.class_weights else None
     criterion = model.head.build_loss(
-        settings.hyp, teacher=teacher, label_smoothing=config.label_smoothing, class_weights=class_weights
+        description.hyp, teacher=teacher, label_smoothing=config.label_smoothing, class_weights=class_weights
     ).to(ctx.device)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.square_letterbox)
     loader = build_run_val_loader(ctx, config, reader, canvases)
@@ -228,42 +202,7 @@ def open_evaluation(
     return criterion, loader, evaluator
 
 
-def describe_run(start: RunStart, inputs: Inputs, starting: StartingModel, choices: Choices) -> RunDescription:
-    """Describes a run for all of its checkpoints."""
-    spec = inputs.spec
-    config = choices.settings.config
-    teacher = inputs.teacher
-    weights = choices.class_weights
-    return RunDescription(
-        run_id=start.run_id,
-        model_spec=starting.model.spec,
-        names=list(starting.model.names),
-        used_classes=inputs.used_classes,
-        imgsz=config.imgsz,
-        bits=spec.pixels.bits,
-        config=config,
-        hyp=choices.settings.hyp,
-        data={"source": str(spec.source), "root": "" if config.stage else str(spec.root)},
-        identity=inputs.fingerprint,
-        val_images=sorted(spec.held_out),
-        tile=spec.tile,
-        pretrained={name: list(rows) for name, rows in starting.weights.pretrained.items()},
-        new_lr_mult=choices.loaded.new_lr_mult,
-        class_weights=[] if weights is None else weights.tolist(),
-        command=start.command,
-        origin=starting.weights.origin,
-        teacher={"path": teacher.path, "sha256": teacher.sha256} if teacher else {},
-    )
-
-
-def build_hooks(
-    ctx: DistributedContext,
-    subject: Subject,
-    inputs: Inputs,
-    starting: StartingModel,
-    user_hooks: list[Hook],
-    stack: ExitStack,
-) -> list[Hook]:
+def build_hooks(ctx: DistributedContext, subject: Subject, user_hooks: list[Hook], stack: ExitStack) -> list[Hook]:
     """Builds the hooks of a run on this rank, in the order in which they are called. ``stack`` closes them."""
     config = subject.config
     assert isinstance(config, TrainConfig)
@@ -272,16 +211,14 @@ def build_hooks(
     if config.image_weights:
         hooks.append(ClassWeights())
     if config.time:
-        hooks.append(TimeLimit(config.time))
+        hooks.append(TimeLimit())
     hooks.append(tensorboard)
     if config.plots:
         hooks.append(Plots(subject, tensorboard))
     hooks += user_hooks
     if config.patience:
-        hooks.append(EarlyStopping(inputs.fitness.name))
-    truth = subject.validated.ground_truth()
-    compared = config.weights if starting.is_complete else ""
-    hooks.append(EndLog(inputs.fitness.name, truth, inputs.names, compared_with=compared))
+        hooks.append(EarlyStopping())
+    hooks.append(EndLog(subject.validated.ground_truth()))
     here = [hook for hook in hooks if ctx.is_main or not hook.on_rank_0]
     for hook in here:
         stack.callback(hook.close)

@@ -18,28 +18,6 @@ from utils.machine.devices import resolve_amp
 from utils.machine.packages import require_package
 from utils.strings import counted
 
-VIRTUAL = "--virtual-ranks, or --deterministic with several processes"
-# Flags that exclude each other, and why.
-EXCLUSIVE = (
-    (
-        "--pipeline 2",
-        (VIRTUAL, "--sync-bn", "--compile", "--teacher", "--keep-old", "--batch-size -1"),
-        "each process has half of the model",
-    ),
-    (
-        "--device 0,1",
-        (VIRTUAL, "--sync-bn", "--compile", "--batch-size -1"),
-        "needs one device per process, so start with torchrun or --spawn",
-    ),
-    ("--eval-ranks", ("--teacher", "--keep-old"), "the teacher runs in the training processes only"),
-    ("--eval-ranks", ("--image-weights",), "images are chosen by the scores of the previous epoch"),
-    ("--image-weights", ("--repeat-factor",), "both choose how often images are seen"),
-    (VIRTUAL, ("--sync-bn",), "statistics are those of a shard, or of the whole batch"),
-    ("--keep-old", ("--model",), "the model is that of --weights"),
-    ("--keep-old", ("--teacher",), "the teacher is the model of --weights"),
-    ("--keep-old", ("--single-cls",), "there are no new classes"),
-)
-
 
 def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: bool = False) -> None:
     """Raises UserError for settings that conflict with each other, with the processes or with the machine. Reads no
@@ -108,9 +86,10 @@ def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: b
 def _exclusive_flags(
     ctx: DistributedContext, config: TrainConfig, virtual_ranks: int, *, resumes: bool
 ) -> list[tuple[object, str]]:
-    """Returns, for each pair of `EXCLUSIVE`, whether both are given, and what to say then."""
-    shown = {VIRTUAL: "--virtual-ranks" if config.virtual_ranks else "--deterministic"}
+    """Returns, for each pair of flags that exclude each other, whether both are given, and what to say then."""
+    virtual = "--virtual-ranks" if config.virtual_ranks else "--deterministic"  # the latter, with several processes
     given = {
+        virtual: virtual_ranks,
         "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
         "--compile": config.compile,
         "--device 0,1": len(ctx.devices) > 1,
@@ -123,14 +102,29 @@ def _exclusive_flags(
         "--single-cls": config.single_cls,
         "--sync-bn": config.sync_bn,
         "--teacher": config.teacher and not (config.keep_old and resumes),
-        VIRTUAL: virtual_ranks,
     }
-    return [
+    exclusive = [
         (
-            given[flag] and given[other],
-            f"{shown.get(flag, flag)} and {shown.get(other, other)}: {reason}; leave out one of them",
-        )
-        for flag, others, reason in EXCLUSIVE
+            "--pipeline 2",
+            [virtual, "--sync-bn", "--compile", "--teacher", "--keep-old", "--batch-size -1"],
+            "each process has half of the model",
+        ),
+        (
+            "--device 0,1",
+            [virtual, "--sync-bn", "--compile", "--batch-size -1"],
+            "needs one device per process, so start with torchrun or --spawn",
+        ),
+        ("--eval-ranks", ["--teacher", "--keep-old"], "the teacher runs in the training processes only"),
+        ("--eval-ranks", ["--image-weights"], "images are chosen by the scores of the previous epoch"),
+        ("--image-weights", ["--repeat-factor"], "both choose how often images are seen"),
+        (virtual, ["--sync-bn"], "statistics are those of a shard, or of the whole batch"),
+        ("--keep-old", ["--model"], "the model is that of --weights"),
+        ("--keep-old", ["--teacher"], "the teacher is the model of --weights"),
+        ("--keep-old", ["--single-cls"], "there are no new classes"),
+    ]
+    return [
+        (given[flag] and given[other], f"{flag} and {other}: {reason}; leave out one of them")
+        for flag, others, reason in exclusive
         for other in others
     ]
 

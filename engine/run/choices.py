@@ -1,20 +1,18 @@
-"""Decides what the settings of a new run leave open. `engine.run.starts` makes the choices in the order in which they
-depend on each other; a run that continues keeps them."""
+"""Decides what the settings of a new run leave open, and logs why. A run that continues keeps these choices."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from data.index import DatasetIndex
 from data.samples.dataset import AugmentedImages
-from engine.optim.build import SHORT_RUN, LoadedParameters, resolve_optimizer
+from engine.optim.build import SHORT_RUN, resolve_optimizer
 from engine.optim.schedule import StepPlan
 from engine.train.batch_size import find_batch_size
+from engine.train.checkpoint import RunDescription
 from engine.train.lr_probe import REFERENCE_EPOCHS, WeightsProbe, lr_mult_by_score
 from engine.train.step import TrainStep
 from models.autoanchor import fitted_anchors
@@ -28,25 +26,19 @@ from utils.mirrored_classes import mirrored_classes
 from utils.strings import counted, listed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """The settings of a run, of which none is open, and what follows from them and its data. Equal on all ranks but for
-    the settings that are each process's own."""
+class Choices(NamedTuple):
+    """A run whose settings leave nothing open, and why. Equal on all ranks but for the settings that are each process's
+    own."""
 
-    settings: RunSettings
-    anchors: Tensor | None  # (L, A, 2), that replace those of the model; None: these are kept
-    class_weights: Tensor | None  # (C,) in the loss, on the CPU; None: all are equal
-    loaded: LoadedParameters  # how fast loaded weights and new ones learn
+    description: RunDescription
     optimizer_reason: str  # why the run has this optimizer
     lr_reason: str = ""  # why loaded weights learn at their rate: a sentence about them; "": not known
-    messages: Sequence[str] = ()  # other choices, for the log
 
 
-def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[str]) -> tuple[dict[str, Any], str]:
-    """Returns the flips to turn off, and a log line about flips: by default those are off that exchange two of the
-    classes ``names``, such as "left arrow" and "right arrow", unless the user has ``given`` their probability."""
+def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[str]) -> dict[str, Any]:
+    """Returns the flips to turn off: by default those that exchange two of the classes ``names``, such as "left arrow"
+    and "right arrow", unless the user has ``given`` their probability."""
     off: dict[str, Any] = {}
-    reasons = []
     for flip in ("fliplr", "flipud"):
         probability = getattr(hyp, flip)
         pairs = mirrored_classes(names, flip)
@@ -56,22 +48,24 @@ def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[s
         reason = f"a flipped image exchanges the classes {exchanged}"
         if probability == getattr(Hyperparameters, flip) and flip not in given:
             off[flip] = 0.0
-            reasons.append(f"{flip} is turned off: {reason}; --set {flip}={probability:g} turns it on")
+            message = f"{flip} is turned off: {reason}; --set {flip}={probability:g} turns it on"
         else:
-            reasons.append(f"{flip} is {probability:g}, but {reason}; --set {flip}=0 turns it off")
-    return off, "; ".join(reasons)
+            message = f"{flip} is {probability:g}, but {reason}; --set {flip}=0 turns it off"
+        get_logger().info("%s", message)
+    return off
 
 
 def choose_batch_size(
     ctx: DistributedContext, settings: RunSettings, model: Detector, teacher: Teacher | None, samples: AugmentedImages
-) -> tuple[int, str]:
-    """Returns the batch size of the settings, or for -1 the largest that fits on the GPUs, and then a log line."""
+) -> int:
+    """Returns the batch size of the settings, or for -1 the largest that fits on the GPUs."""
     config = settings.config
     if config.batch_size != FIND_BATCH_SIZE:
-        return config.batch_size, ""
+        return config.batch_size
     loss = model.head.build_loss(settings.hyp, teacher=teacher, label_smoothing=config.label_smoothing)
     batch_size = find_batch_size(ctx, settings, model, loss.to(ctx.device), samples)
-    return batch_size, f"--batch-size -1: {batch_size}, the largest that fits"
+    get_logger().info("--batch-size -1: %d, the largest that fits", batch_size)
+    return batch_size
 
 
 def choose_optimizer(config: TrainConfig, steps: StepPlan) -> tuple[str, str]:
@@ -106,50 +100,50 @@ def choose_anchors(
     model: Detector,
     train: DatasetIndex,
     probe: WeightsProbe | None,
-) -> tuple[Tensor | None, str]:
-    """Returns anchors that replace the model's, if it has any and they fit the boxes of the training split badly, and
-    a log line about its anchors.
+) -> None:
+    """Replaces the model's anchors, if it has any and they fit the boxes of the training split badly.
 
     Loaded weights predict boxes relative to their anchors, so weights that detect the objects keep them. All ranks use
     the anchors of rank 0: the search compares sums of floats, which other processors may round differently.
     """
     if model.head.anchors is None:
-        return None, ""
+        return
     reason_to_keep = ""
     if not config.autoanchor:
         reason_to_keep = "refitting is off"
     elif probe is not None and probe.detects:
-        reason_to_keep = f"{probe.source} detects training objects with them ({probe.details})"
-    reason, fitted = "", None
+        reason_to_keep = f"{config.weights} detects training objects with them ({probe.details})"
+    fitted = None
     if ctx.is_main:
-        reason, fitted = fitted_anchors(
+        message, fitted = fitted_anchors(
             train.sides_at(config.imgsz),
             model.head,
             anchor_t=hyp.anchor_t,
             reason_to_keep=reason_to_keep,
             seed=config.seed,
         )
-    return broadcast_object(ctx, fitted), reason
+        get_logger().info("%s", message)
+    fitted = broadcast_object(ctx, fitted)
+    if fitted is not None:
+        model.head.anchors.copy_(fitted)
 
 
-def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> tuple[Tensor | None, str]:
-    """Returns the weights of the classes in the loss for ``--cls-pw``, float32 (C,), and a line that lists them; None
-    if all are equal."""
+def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> list[float]:
+    """Returns the weights of the classes in the loss for ``--cls-pw``, by number; none if all are equal."""
     if not config.cls_pw:
-        return None, ""
-    weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
-    by_weight = weights.argsort(descending=True, stable=True).tolist()
+        return []
+    weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw).tolist()
+    by_weight = sorted(range(len(weights)), key=lambda c: -weights[c])
     shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
-    return weights, f"--cls-pw {config.cls_pw:g}: weights in the loss: {listed(shown)}"
+    get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
+    return weights
 
 
 def log_choices(choices: Choices, steps: StepPlan, step: TrainStep) -> None:
     """Logs what a run has chosen, with the reasons, and the number and size of its steps."""
-    config = choices.settings.config
+    config = choices.description.config
     optimizer = step.optimizer
     log = get_logger()
-    for message in choices.messages:
-        log.info("%s", message)
     factors = {group["is_new"]: group["lr_mult"] for group in optimizer.param_groups}
     new_factor = factors.get(True, 1.0)
     length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"

@@ -28,7 +28,7 @@ from engine.train.control import RunControl
 from engine.train.saver import scores_path, weights_path
 from engine.train.scoring import POLL_S
 from models.detector import build_detector
-from utils.config.settings import SCOPES, RunSettings, TrainConfig
+from utils.config.settings import SCOPES, TrainConfig
 from utils.distributed.agreement import program_facts
 from utils.distributed.context import DistributedContext, broadcast_object, max_over_ranks
 from utils.distributed.join import joined_run
@@ -75,8 +75,8 @@ def run_evaluating_process(
                     if value != facts[name]:
                         raise UserError(f"{name} is {value} here, but {facts[name]} on the training processes")
                 with signals.deferred():
-                    checkpoint = read_record(Path(folder), run_id)
-                    score = build_score(ctx, config, explicit_flags, checkpoint, control)
+                    # No name keeps the checkpoint, whose file can then be replaced and freed.
+                    score = build_score(ctx, config, explicit_flags, read_record(Path(folder), run_id), control)
                 serve(ctx, store, Path(folder), score, control)
             except (dist.DistError, Stopped):
                 raise
@@ -88,13 +88,13 @@ def run_evaluating_process(
 
 
 def read_record(folder: Path, run_id: str) -> Checkpoint:
-    """Reads last.pt of a run, without its tensors. Raises UserError if this machine does not have the folder."""
+    """Reads last.pt of a run. Raises UserError if this machine does not have the folder."""
     last = folder / "last.pt"
     deadline = time.monotonic() + FOLDER_PATIENCE_S
     while True:
         checkpoint = Checkpoint.read(last) if last.exists() else None
         if checkpoint is not None and checkpoint.description.run_id == run_id:
-            return checkpoint.record()
+            return checkpoint
         if time.monotonic() > deadline:
             raise UserError(
                 f"{folder}: {platform.node()} does not have this folder; with --eval-ranks, all machines share the "
@@ -127,13 +127,10 @@ def build_score(
     spec = open_data(source, ctx)
     model = build_detector(run.model_spec, len(run.names), names=run.names, channels=spec.pixels.channels)
     model = model.to(ctx.device).to(memory_format=torch.channels_last)
-    class_weights = torch.tensor(run.class_weights) if run.class_weights else None
     reader = open_run_val_reader(ctx, config, run.hyp, spec)
     if reader.sample_index.label_digest() != run.identity.val_labels:
         raise UserError(f"{spec.source}: the validation images or labels differ from those of the training processes")
-    criterion, loader, evaluator = open_evaluation(
-        ctx, RunSettings(config, run.hyp), reader, model, class_weights=class_weights
-    )
+    criterion, loader, evaluator = open_evaluation(ctx, replace(run, config=config), reader, model)
 
     def score(weights: Path, is_closing: bool) -> Evaluation | None:
         model.load_state_dict(read_checkpoint(weights)["ema"])

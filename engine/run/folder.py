@@ -16,8 +16,9 @@ from types import TracebackType
 
 import yaml
 
+from engine.train.checkpoint import RunDescription
 from engine.train.saver import RESULTS_CSV
-from utils.config.settings import AUTO, RunSettings, TrainConfig
+from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
@@ -95,11 +96,8 @@ def is_read_only(folder: Path) -> bool:
 def claim_folder(
     ctx: DistributedContext,
     folder: Path | None,
-    settings: RunSettings,
+    description: RunDescription,
     stack: ExitStack,
-    *,
-    run_id: str,
-    asked_name: str,
     is_kept: Callable[[], bool],
 ) -> Path:
     """Sets up the run's folder, with its settings and log: the first thing that a run writes. Every rank must call
@@ -109,11 +107,8 @@ def claim_folder(
     Args:
         folder: the folder of a run that continues or restarts, which is locked; None: `project/name` is made, or taken
             over with ``--exist-ok``.
-        settings: the run's settings; none of them is left open.
         stack: when it is closed, a new folder is removed if the run has failed, unless ``is_kept``, and the folder is
             unlocked.
-        run_id: written into settings.yaml.
-        asked_name: of the command that has begun the run.
         is_kept: returns whether the run has taken a step, or was told to stop and save.
 
     Raises UserError when the folder cannot be made, and when another process trains there.
@@ -122,14 +117,14 @@ def claim_folder(
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             if folder is None:
-                folder = _make_folder(settings, stack, is_kept)
+                folder = _make_folder(description.config, stack, is_kept)
             open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a link leads elsewhere
             # A restart by any of these torchrun processes finds its folder before it knows its run.
             if any(launchers):
-                lines = [asked_name, *dict.fromkeys(filter(None, launchers))]
+                lines = [description.command.folder.name, *dict.fromkeys(filter(None, launchers))]
                 write_whole(folder / STARTED_BY, "\n".join(lines), durable=True)
-            content = yaml.safe_dump({"run_id": run_id, **plain_value("settings", asdict(settings))}, sort_keys=False)
-            write_whole(folder / SETTINGS_YAML, content)
+            content = {"run_id": description.run_id, **asdict(description.settings)}
+            write_whole(folder / SETTINGS_YAML, yaml.safe_dump(plain_value("settings", content), sort_keys=False))
             continue_in_file(folder / "train.log")
     folder = broadcast_object(ctx, folder)
     report_started(folder)
@@ -175,18 +170,18 @@ def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATI
     remove_half_written(folder)
 
 
-def _make_folder(settings: RunSettings, stack: ExitStack, is_kept: Callable[[], bool]) -> Path:
+def _make_folder(config: TrainConfig, stack: ExitStack, is_kept: Callable[[], bool]) -> Path:
     """Makes the folder of a new run, or takes over that of an earlier one (``--exist-ok``), and locks it until
     ``stack`` is closed."""
-    config = settings.config
     is_auto = config.resume == AUTO
     planned = config.folder
-    absent = [path for path in (planned, *planned.parents) if not path.exists()]
+    had_planned = planned.exists()
     folder = increment_path(config.project, config.name, config.exist_ok or is_auto)
     lock_folder(folder, stack)
     if is_auto and (folder / "last.pt").exists():
         raise UserError(f"{folder}: another start has trained here meanwhile; repeat the command to continue")
-    stack.push(partial(_remove_after_failure, folder, absent if folder == planned else [folder], is_kept))
+    is_new = not had_planned or folder != planned
+    stack.push(partial(_remove_after_failure, folder, is_new, is_kept))
     if _remove_run(folder):
         get_logger().info("%s: the run in it is replaced (--exist-ok)", folder)
     return folder
@@ -202,24 +197,21 @@ def _remove_run(folder: Path) -> bool:
 
 def _remove_after_failure(
     folder: Path,
-    created: Sequence[Path],
+    is_new: bool,
     is_kept: Callable[[], bool],
     error_type: type[BaseException] | None,
     error: BaseException | None,
     frames: TracebackType | None,
 ) -> None:
-    """Removes the run in ``folder`` if an error ends it before its first step, with the folders ``created`` for it,
-    innermost first. Another run stays, because its log may be the only record of the failure."""
+    """Removes the run in ``folder`` if an error ends it before its first step; the whole folder if it was made for the
+    run. Another run stays, because its log may be the only record of the failure."""
     if error is None:
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
     if is_kept():
         return
-    if not created:  # --exist-ok: the folder may have files of others
+    if is_new:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:  # --exist-ok: the folder may have files of others
         with suppress(OSError):
             _remove_run(folder)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    for parent in created[1:]:
-        with suppress(OSError):  # other runs are in it
-            parent.rmdir()

@@ -8,9 +8,9 @@
 | --resume PATH | that of last.pt, or of the folder that has it |
 | --resume | that of --project/--name if --name is given, else of the newest last.pt in the folders of --project |
 
-The settings of a run that continues are those of its checkpoint; which of them the command may change, `on_resume` in
+The settings of a run that continues are those of its checkpoint; which of them the command may change, `ON_RESUME` in
 utils/config/settings.py says. A run that has ended only gets missing scores of its last epochs, and exports. Rank 0
-decides for all; each rank reads the checkpoint from its own disk.
+decides which run it is; each rank reads the checkpoint from its own disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.train.checkpoint import Checkpoint
 from engine.train.saver import RESULTS_CSV
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
-from utils.config.settings import AUTO, FIND_BATCH_SIZE, ON_RESUME, PATHS, SCOPES, RunSettings, TrainConfig
+from utils.config.settings import AUTO, FIND_BATCH_SIZE, ON_RESUME, PATHS, RunSettings, TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -68,28 +68,18 @@ def plan_run(
     if command.resume == "" and "name" in explicit_flags:
         command = replace(command, resume=str(command.folder))
     launchers = all_objects(ctx, ctx.launcher_identity)
-    planned: RunStart | None = None
-    checkpoint = None
+    planned: Any = None  # a new run, or the last.pt of one that continues
     with torch_distributed_zero_first(ctx):  # an error of rank 0 reaches the others
         if ctx.is_main:
             folder = find_folder(command, launchers, stack)
             if folder is not None and (folder / "last.pt").exists():
-                checkpoint = Checkpoint.read(folder / "last.pt")
-                planned = _plan_continued(ctx, command, explicit_flags, checkpoint)
+                planned = folder / "last.pt"
             else:
                 planned = _plan_new(command, folder)
-    start: RunStart = broadcast_object(ctx, planned)
-    own = {name: getattr(command, name) for name in start.per_machine}
-    settings = replace(start.settings, config=replace(start.settings.config, **own))
-    if isinstance(start, NewRun):
-        return replace(start, settings=settings)
-    checkpoint = checkpoint or Checkpoint.read(start.checkpoint.path)
-    facts = {
-        "the run of the checkpoint": checkpoint.description.run_id,
-        "the checkpoint's progress": asdict(checkpoint.progress),
-    }
-    check_agreement(ctx, facts)
-    return replace(start, settings=settings, checkpoint=checkpoint)
+    planned = broadcast_object(ctx, planned)
+    if isinstance(planned, NewRun):  # paths are each machine's own
+        return replace(planned, settings=RunSettings(command, planned.settings.hyp))
+    return _plan_continued(ctx, command, explicit_flags, Checkpoint.read(planned))
 
 
 def _plan_new(command: TrainConfig, folder: Path | None) -> NewRun:
@@ -107,42 +97,42 @@ def _plan_new(command: TrainConfig, folder: Path | None) -> NewRun:
         run_id=secrets.token_hex(8),  # does not depend on the seed or advance a generator
         given=given_hyperparameters(command.hyp, command.override),
         folder=folder,
-        per_machine=SCOPES["machine"].union(PATHS),
-        messages=tuple(messages),
+        messages=messages,
     )
 
 
 def _plan_continued(
     ctx: DistributedContext, command: TrainConfig, explicit_flags: Collection[str], checkpoint: Checkpoint
 ) -> ContinuedRun:
-    """Plans what is left of the run of a checkpoint, which is returned without its tensors. Raises UserError for a
-    setting that the run cannot have."""
+    """Plans what is left of the run of a checkpoint. Raises UserError for a setting that the run cannot have."""
+    header = checkpoint.header
+    facts = {
+        "the run of the checkpoint": checkpoint.description.run_id,
+        "the checkpoint's progress": asdict(header.progress),
+    }
+    check_agreement(ctx, facts)
     config, messages = merge_settings(checkpoint, command, explicit_flags)
     last = checkpoint.path
     end_reason = _end_reason(checkpoint, command, config)
     is_complete = end_reason != "" and not checkpoint.lacks_scores(config.epochs)
     if not is_complete:
-        if is_read_only(last.parent):
+        if ctx.is_main and is_read_only(last.parent):
             raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
         _check_given_again(checkpoint, config, explicit_flags)
     if not end_reason:
-        before = checkpoint.header.run
-        position = checkpoint.progress.describe(before.epoch_batches)
-        messages = [f"resuming {last} {position}", *messages]
-        if before.world_size != ctx.world_size:
-            messages.append(f"resume: processes {before.world_size} -> {ctx.world_size}")
-        if before.device != ctx.device.type:
-            messages.append(f"resume: device {before.device} -> {ctx.device.type}")
-    given = ON_RESUME["machine"].intersection(explicit_flags)
-    own = ON_RESUME["again"] & SCOPES["machine"]
+        messages = [f"resuming {last} {header.progress.describe(header.run.epoch_batches)}", *messages]
+        if header.run.world_size != ctx.world_size:
+            messages.append(f"resume: processes {header.run.world_size} -> {ctx.world_size}")
+        if header.run.device != ctx.device.type:
+            messages.append(f"resume: device {header.run.device} -> {ctx.device.type}")
     return ContinuedRun(
         settings=RunSettings(config, checkpoint.description.hyp),
         folder=last.parent,
-        checkpoint=checkpoint.record(),
+        checkpoint=checkpoint,
         end_reason=end_reason,
         is_complete=is_complete,
-        per_machine=given | own | {"device"},
-        messages=tuple(messages),
+        names_data="data" in explicit_flags,
+        messages=messages,
     )
 
 
@@ -194,7 +184,7 @@ def merge_settings(
     if "epochs" in given:
         changes["time"] = 0.0
     config = replace(stored, **changes)
-    done = checkpoint.progress.epoch
+    done = checkpoint.header.progress.epoch
     epochs = config.epochs
     if config.time != stored.time and config.time > 0 and done and epochs <= done:
         epochs = epochs_in_time(done, checkpoint.header.run.seconds, config.time * 3600)
@@ -222,7 +212,7 @@ def _check_given_again(checkpoint: Checkpoint, config: TrainConfig, explicit_fla
 def _end_reason(checkpoint: Checkpoint, command: TrainConfig, config: TrainConfig) -> str:
     """Returns why the run of a checkpoint has no step left with the merged settings ``config``, and how to train on; ""
     if it has. A command that names the run, or changes its length, continues one that a callback has ended."""
-    progress = checkpoint.progress
+    progress = checkpoint.header.progress
     done = progress.epoch
     flag = resume_flag(checkpoint.path)
     stored = checkpoint.description.config

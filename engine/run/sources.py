@@ -7,7 +7,6 @@ read are refused before images are scanned, which may take hours.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -18,15 +17,13 @@ from data.loading.build import open_run_val_reader, open_train_samples
 from data.open import open_data
 from data.spec import class_names
 from engine.evaluation.fitness import Fitness
-from engine.run.starts import Inputs, RunStart, StartingModel
+from engine.run.starts import Inputs, RunStart
 from engine.run.teacher import open_teacher
 from engine.train.checkpoint import DataFingerprint
 from models.detector import Detector, build_detector
-from models.weights.load import class_count, names_for
-from models.weights.transfer import match_weights
+from models.losses.distillation import Teacher
 from utils.config.image_size import check_image_size
 from utils.config.settings import TrainConfig
-from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -43,8 +40,7 @@ def open_inputs(ctx: DistributedContext, start: RunStart) -> Inputs:
     config = start.settings.config
     hyp = start.settings.hyp
     opened = open_data(start.data_source, ctx)
-    read = start.read_weights(ctx)
-    teacher = open_teacher(ctx, config, read)
+    teacher = open_teacher(ctx, config)
     if teacher is not None:
         start.check_teacher(teacher)
     spec = opened if teacher is None or not config.keep_old else teacher.extend(opened, config.weights)
@@ -52,16 +48,8 @@ def open_inputs(ctx: DistributedContext, start: RunStart) -> Inputs:
         spec = hold_out_validation(ctx, config, spec, start.val_images)
     names = tuple(class_names(spec, config.single_cls))
     fitness = Fitness.parse(config.fitness, names)
-    meta_model = start.build_meta_model(names, spec.pixels.channels, read)
+    meta_model, weights = start.open_model(ctx, names, spec.pixels.channels)
     _check_model(config, meta_model, ctx.device)
-    weights = None
-    if read is not None and teacher is not None and config.keep_old:
-        weights = replace(read, names=teacher.detector.names)  # also of a file without names
-    elif read is not None:
-        classes = class_count(meta_model, read.shapes)
-        weights = replace(read, names=names_for(classes, read.names, read.path)) if classes else read
-    if weights is not None:
-        match_weights(meta_model, weights)  # raises UserError if nothing fits
     samples = open_train_samples(ctx, config, hyp, spec, stride=meta_model.stride)
     val = open_run_val_reader(ctx, config, hyp, spec)
     fitness.check_objects(val.image_index.ground_truth())
@@ -70,11 +58,10 @@ def open_inputs(ctx: DistributedContext, start: RunStart) -> Inputs:
         warn_about_unused_classes(samples.reader.image_index)
     return Inputs(
         spec=spec,
-        names=names,
         used_classes=list(class_names(opened, single_cls=False)) if config.classes else [],
         fitness=fitness,
-        weights=weights,
         meta_model=meta_model,
+        weights=weights,
         teacher=teacher,
         samples=samples,
         val=val,
@@ -121,26 +108,21 @@ def _freeze_flag(numbers: Sequence[int]) -> str:
     return f"--freeze {' '.join(map(str, numbers))}"
 
 
-def build_starting_model(ctx: DistributedContext, start: RunStart, inputs: Inputs) -> StartingModel:
-    """Builds the model of a run on its device; `ContinuedRun.restore` loads its state. Every rank must call this.
-    Raises UserError if processes have read different weights."""
-    config = start.settings.config
-    names = inputs.names
-    channels = inputs.spec.pixels.channels
-    model = build_detector(inputs.meta_model.spec, len(names), names=names, seed=config.seed, channels=channels)
+def build_model(ctx: DistributedContext, config: TrainConfig, inputs: Inputs) -> tuple[Detector, Teacher | None]:
+    """Builds the model of a run on its device, with random weights, and what teaches it."""
+    spec = inputs.spec
+    names = inputs.meta_model.names
+    model = build_detector(
+        inputs.meta_model.spec, len(names), names=names, seed=config.seed, channels=spec.pixels.channels
+    )
     layers = layers_to_freeze(model, config.freeze)
     if layers:
         freeze_layers(model, layers)
         get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(layers))))
-    loaded = start.load_weights(ctx, model, inputs)
-    parameters = f"{sum(p.numel() for p in model.parameters()):,} parameters"
-    description = f"{model.spec['name']}: {parameters}, {counted(len(names), 'class')}"
-    for line in ("; ".join([description, *loaded.lines[:1]]), *loaded.lines[1:]):
-        get_logger().info("%s", line)
-    check_same_model(ctx, model, loaded.tensors)
+    parameters = sum(p.numel() for p in model.parameters())
+    get_logger().info("%s: %s parameters, %s", model.spec["name"], f"{parameters:,}", counted(len(names), "class"))
     model = model.to(ctx.device).to(memory_format=torch.channels_last)
-    teacher = None if inputs.teacher is None else inputs.teacher.build(inputs.spec, model)
-    return StartingModel(model, loaded, teacher)
+    return model, None if inputs.teacher is None else inputs.teacher.build(spec, model)
 
 
 def freeze_layers(model: Detector, layers: Collection[int]) -> None:

@@ -7,20 +7,15 @@ whether there is a checkpoint.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from data.loading.build import count_train_batches
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import SampleReader
 from data.spec import DatasetSpec, DataSource
 from engine.evaluation.fitness import Fitness
-from engine.optim.build import LoadedParameters
 from engine.optim.schedule import new_layers_lr_mult, step_plan
 from engine.run.choices import (
     Choices,
@@ -34,19 +29,20 @@ from engine.run.choices import (
 from engine.run.teacher import TeacherFile
 from engine.train.checkpoint import Checkpoint, DataFingerprint, Progress, RunDescription, UnscoredEpoch
 from engine.train.ledger import LedgerState
-from engine.train.lr_probe import WeightsProbe, probe_weights
+from engine.train.lr_probe import probe_weights
 from engine.train.saver import remove_unscored, scores_path
 from engine.train.step import TrainStep
 from models.detector import Detector, build_meta_detector
 from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
-from models.weights.load import check_shapes, model_of
+from models.weights.load import check_shapes, class_count, model_of, names_for
 from models.weights.origin import RANDOM, origin_of_run, taught_by
 from models.weights.read import StoredWeights, read_weights, shapes_of
-from models.weights.transfer import transfer_weights
+from models.weights.transfer import match_weights, transfer_weights
 from utils.class_names import class_difference
 from utils.config.epochs import is_closing_epoch
 from utils.config.settings import RunSettings, TrainConfig
+from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError, errors_of
 from utils.files.torch_file import read_checkpoint
@@ -61,50 +57,40 @@ class Inputs:
     """The data set and the other files of a run."""
 
     spec: DatasetSpec  # with the classes of a teacher that are kept, and the images that are held out
-    names: tuple[str, ...]  # of the model's classes
     used_classes: list[str]  # names of the data set's classes that --classes chose
     fitness: Fitness
-    weights: StoredWeights | None  # from which a new run starts
     meta_model: Detector  # the run's model, on the meta device
+    weights: StoredWeights | None  # from which a new run starts
     teacher: TeacherFile | None
     samples: AugmentedImages  # of the training split, with the flips of the settings
     val: SampleReader
     fingerprint: DataFingerprint
 
-
-class LoadedWeights(NamedTuple):
-    """The weights with which a model starts."""
-
-    pretrained: dict[str, tuple[int, ...]]  # rows of new classes, by name of each parameter from weights
-    tensors: list[Tensor]  # from files, equal on all ranks
-    origin: dict[str, str]  # fields of `models.weights.origin.Origin`
-    probe: WeightsProbe | None = None  # how well the weights of a new run detect its objects; None: not measured
-    lines: Sequence[str] = ()  # of the log
-
-
-class StartingModel(NamedTuple):
-    """A model before its first step."""
-
-    model: Detector  # on its device
-    weights: LoadedWeights
-    teacher: Teacher | None  # for the loss of this model
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all parameters come, or came when the run began, from weights."""
-        rows = self.weights.pretrained
-        return all(name in rows and not rows[name] for name, _ in self.model.named_parameters())
+    def described(self, config: TrainConfig) -> dict[str, Any]:
+        """Returns the fields of a `RunDescription` that follow from the files."""
+        teacher = self.teacher
+        return {
+            "model_spec": self.meta_model.spec,
+            "names": list(self.meta_model.names),
+            "used_classes": self.used_classes,
+            "imgsz": config.imgsz,
+            "bits": self.spec.pixels.bits,
+            "data": {"source": str(self.spec.source), "root": "" if config.stage else str(self.spec.root)},
+            "identity": self.fingerprint,
+            "val_images": sorted(self.spec.held_out),
+            "tile": self.spec.tile,
+            "teacher": {"path": teacher.path, "sha256": teacher.sha256} if teacher else {},
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """What a command trains, decided before data and model are opened. Equal on all ranks, except for the settings in
-    ``per_machine`` and those of scope "machine"."""
+    """What a command trains, decided before data and model are opened. Equal on all ranks but for the settings that are
+    each machine's own."""
 
     settings: RunSettings
     folder: Path | None  # locked; None: `claim_folder` makes it
-    per_machine: frozenset[str]  # settings whose values are each process's own
-    messages: tuple[str, ...]  # written to the log before anything else
+    messages: list[str]  # written to the log before anything else
 
     @property
     def data_source(self) -> DataSource:
@@ -123,78 +109,80 @@ class NewRun(_Start):
     resumes = False
     takes_steps = True
     ended_by_callback = False
-    saves_first = True  # a run has its record before its first step
     val_images: tuple[str, ...] = ()  # `hold_out_validation` chooses them
-
-    @property
-    def command(self) -> TrainConfig:
-        """The settings that have begun the run, some of them open."""
-        return self.settings.config
-
-    def read_weights(self, ctx: DistributedContext) -> StoredWeights | None:
-        """Reads ``--weights``; None if there are none. Raises UserError for a file without a detector."""
-        config = self.settings.config
-        return read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline)) if config.weights else None
 
     def check_teacher(self, teacher: TeacherFile) -> None:
         """Raises UserError if this is not the teacher with which the run began."""
 
-    def build_meta_model(self, names: Sequence[str], channels: int, weights: StoredWeights | None) -> Detector:
-        """Builds the model of the settings, or else of the weights, on the meta device."""
-        source = self.settings.config.model or (model_of(weights) if weights else DEFAULT_MODEL)
-        return build_meta_detector(source, len(names), names=names, channels=channels)
-
-    def load_weights(self, ctx: DistributedContext, model: Detector, inputs: Inputs) -> LoadedWeights:
-        """Puts the weights into the model. A new class starts from the rows of the class that scores best at its
-        objects."""
+    def open_model(
+        self, ctx: DistributedContext, names: tuple[str, ...], channels: int
+    ) -> tuple[Detector, StoredWeights | None]:
+        """Builds the model on the meta device, and returns it with the weights from which the run starts, if there are
+        any. Raises UserError if these do not fit."""
         config = self.settings.config
-        weights = inputs.weights
-        origin = RANDOM if weights is None else origin_of_run(weights)
-        if inputs.teacher is not None and config.teacher:
-            origin = taught_by(origin, inputs.teacher.origin)
-        if weights is None:
-            return LoadedWeights({}, [], origin._asdict(), lines=["random weights"])
-        probe = probe_weights(ctx, config, weights, inputs.samples, inputs.meta_model)
-        report = transfer_weights(model, weights, similar={} if config.model or config.keep_old else probe.similar)
-        pretrained = report.pretrained(model)
-        state = model.state_dict()
-        tensors = [state[name] for name in pretrained]
-        return LoadedWeights(pretrained, tensors, origin._asdict(), probe, report.lines())
+        if not config.weights:
+            source = config.model or DEFAULT_MODEL
+            return build_meta_detector(source, len(names), names=names, channels=channels), None
+        weights = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
+        model = build_meta_detector(config.model or model_of(weights), len(names), names=names, channels=channels)
+        classes = class_count(model, weights.shapes)
+        if config.keep_old:  # the model's first classes are those of the weights, also of a file without names
+            weights = replace(weights, names=names[:classes])
+        elif classes:
+            weights = replace(weights, names=names_for(classes, weights.names, weights.path))
+        match_weights(model, weights)  # raises UserError if nothing fits
+        return model, weights
 
-    def choices(self, ctx: DistributedContext, inputs: Inputs, starting: StartingModel) -> Choices:
-        """Makes the choices that the settings leave open. Every rank must call this. Raises UserError if no batch fits
-        on the GPUs."""
+    def choose(self, ctx: DistributedContext, inputs: Inputs, model: Detector, teacher: Teacher | None) -> Choices:
+        """Puts the weights into the model, and makes the choices that the settings leave open, in the order in which
+        they depend on each other. A new class starts from the rows of the class that scores best at its objects. Every
+        rank must call this. Raises UserError if processes have read different weights, or if no batch fits on the GPUs.
+        """
         config = self.settings.config
         hyp = self.settings.hyp
         samples = inputs.samples
         train = samples.reader.image_index
-        model = starting.model
-        probe = starting.weights.probe
-        flips, flips_line = choose_flips(hyp, inputs.names, self.given)
-        hyp = replace(hyp, **flips)
-        batch_size, size_line = choose_batch_size(ctx, RunSettings(config, hyp), model, starting.teacher, samples)
+        weights = inputs.weights
+        origin = RANDOM if weights is None else origin_of_run(weights)
+        if inputs.teacher is not None and config.teacher:
+            origin = taught_by(origin, inputs.teacher.origin)
+        probe = None
+        pretrained: dict[str, tuple[int, ...]] = {}
+        if weights is None:
+            get_logger().info("random weights")
+        else:
+            if ctx.is_main:
+                probe = probe_weights(config, weights, samples, inputs.meta_model, ctx.device)
+            probe = broadcast_object(ctx, probe)
+            similar = {} if config.model or config.keep_old else probe.similar
+            report = transfer_weights(model, weights, similar=similar)
+            pretrained = report.pretrained(model)
+            for line in report.lines():
+                get_logger().info("%s", line)
+        state = model.state_dict()
+        check_same_model(ctx, model, [state[name] for name in pretrained])
+        hyp = replace(hyp, **choose_flips(hyp, model.names, self.given))
+        batch_size = choose_batch_size(ctx, RunSettings(config, hyp), model, teacher, samples)
         config = replace(config, batch_size=batch_size)
         steps = step_plan(config, count_train_batches(config, samples))
         optimizer, optimizer_reason = choose_optimizer(config, steps)
         lr_mult, lr_reason = choose_lr_mult(config, hyp, steps, probe)
-        anchors, anchors_line = choose_anchors(ctx, config, hyp, model, train, probe)
-        weights, weights_line = choose_class_weights(config, model, train)
-        return Choices(
-            settings=RunSettings(replace(config, optimizer=optimizer), replace(hyp, lr_mult=lr_mult)),
-            anchors=anchors,
-            class_weights=weights,
-            loaded=LoadedParameters(
-                new_rows=starting.weights.pretrained,
-                lr_mult=lr_mult,
-                new_lr_mult=new_layers_lr_mult(steps.planned_steps),
-            ),
-            optimizer_reason=optimizer_reason,
-            lr_reason=lr_reason,
-            messages=[line for line in (flips_line, size_line, anchors_line, weights_line) if line],
+        choose_anchors(ctx, config, hyp, model, train, probe)
+        description = RunDescription(
+            run_id=self.run_id,
+            config=replace(config, optimizer=optimizer),
+            hyp=replace(hyp, lr_mult=lr_mult),
+            pretrained={name: list(rows) for name, rows in pretrained.items()},
+            new_lr_mult=new_layers_lr_mult(steps.planned_steps),
+            class_weights=choose_class_weights(config, model, train),
+            origin=origin._asdict(),
+            command=self.settings.config,
+            **inputs.described(config),
         )
+        return Choices(description, optimizer_reason, lr_reason)
 
     def restore(
-        self, ctx: DistributedContext, step: TrainStep, epoch_batches: int, fingerprint: DataFingerprint
+        self, step: TrainStep, epoch_batches: int, fingerprint: DataFingerprint
     ) -> tuple[Progress, LedgerState]:
         """Returns the position of the run, and its ledger.
 
@@ -214,6 +202,7 @@ class ContinuedRun(_Start):
     checkpoint: Checkpoint
     end_reason: str  # why no step is left, and how to train on; "" if steps are left
     is_complete: bool  # at most exports are left
+    names_data: bool  # the command gives ``--data``
     resumes = True
 
     @property
@@ -226,22 +215,9 @@ class ContinuedRun(_Start):
         return not self.end_reason
 
     @property
-    def run_id(self) -> str:
-        return self.stored.run_id
-
-    @property
-    def command(self) -> TrainConfig:
-        return self.stored.command or self.settings.config
-
-    @property
     def ended_by_callback(self) -> bool:
         """Whether the run has ended by a callback, and takes no further step."""
         return self.checkpoint.header.ended_by_callback and not self.takes_steps
-
-    @property
-    def saves_first(self) -> bool:
-        """Whether last.pt must be written before the first step: it says that the run has ended."""
-        return self.checkpoint.header.ended_by_callback and self.takes_steps
 
     @property
     def val_images(self) -> tuple[str, ...]:
@@ -249,11 +225,8 @@ class ContinuedRun(_Start):
 
     @property
     def data_source(self) -> DataSource:
-        stored_in = "" if "data" in self.per_machine else str(self.checkpoint.path)
+        stored_in = "" if self.names_data else str(self.checkpoint.path)
         return replace(super().data_source, stored_in=stored_in)
-
-    def read_weights(self, ctx: DistributedContext) -> None:
-        return None
 
     def check_teacher(self, teacher: TeacherFile) -> None:
         stored = self.stored.teacher
@@ -264,7 +237,7 @@ class ContinuedRun(_Start):
             began = f"the teacher that this run began with ({stored.get('path')})"
             raise UserError(f"{flag}: {teacher.source} is not {began}")
 
-    def build_meta_model(self, names: Sequence[str], channels: int, weights: StoredWeights | None) -> Detector:
+    def open_model(self, ctx: DistributedContext, names: tuple[str, ...], channels: int) -> tuple[Detector, None]:
         """Builds the checkpoint's model. Raises UserError if its classes are not ``names``, in this order, or its
         weights do not fit it."""
         path = self.checkpoint.path
@@ -276,35 +249,22 @@ class ContinuedRun(_Start):
             )
         check_shapes(path, self.stored.model_spec, self.stored.names, shapes_of(self.checkpoint.state.model))
         with errors_of(path):
-            return build_meta_detector(self.stored.model_spec, len(names), names=names, channels=channels)
+            return build_meta_detector(self.stored.model_spec, len(names), names=names, channels=channels), None
 
-    def load_weights(self, ctx: DistributedContext, model: Detector, inputs: Inputs) -> LoadedWeights:
-        pretrained = {name: tuple(rows) for name, rows in self.stored.pretrained.items()}
-        return LoadedWeights(pretrained, list(self.checkpoint.state.model.values()), self.stored.origin)
-
-    def choices(self, ctx: DistributedContext, inputs: Inputs, starting: StartingModel) -> Choices:
+    def choose(self, ctx: DistributedContext, inputs: Inputs, model: Detector, teacher: Teacher | None) -> Choices:
+        """Keeps what the run has chosen when it began."""
+        check_same_model(ctx, model, self.checkpoint.state.model.values())
         config = self.settings.config
-        hyp = self.settings.hyp
-        lr_mult = 1.0 if hyp.lr_mult is None else hyp.lr_mult
-        if self.stored.class_weights:  # those of the data with which the run began
-            weights: Tensor | None = torch.tensor(self.stored.class_weights)
-        else:  # all are equal, or the checkpoint is of a version that did not store them
-            weights, _ = choose_class_weights(config, starting.model, inputs.samples.reader.image_index)
-        return Choices(
-            settings=RunSettings(config, replace(hyp, lr_mult=lr_mult)),
-            anchors=None,
-            class_weights=weights,
-            loaded=LoadedParameters(
-                new_rows=starting.weights.pretrained, lr_mult=lr_mult, new_lr_mult=self.stored.new_lr_mult
-            ),
-            optimizer_reason="as when the run began",
-        )
+        described = inputs.described(config)
+        description = replace(self.stored, config=config, hyp=self.settings.hyp, **described)
+        return Choices(description, "as when the run began")
 
     def restore(
-        self, ctx: DistributedContext, step: TrainStep, epoch_batches: int, fingerprint: DataFingerprint
+        self, step: TrainStep, epoch_batches: int, fingerprint: DataFingerprint
     ) -> tuple[Progress, LedgerState]:
         """Puts the state of the checkpoint in place. Raises UserError if it does not fit the run."""
-        self.checkpoint.restore(ctx, step)
+        self.checkpoint.restore(step)
+        ctx = step.ctx
         header = self.checkpoint.header
         progress = self._position(epoch_batches, fingerprint)
         unscored = header.unscored or self._unscored_last_epoch()
@@ -320,8 +280,7 @@ class ContinuedRun(_Start):
         has_best = broadcast_object(ctx, ctx.is_main and _is_best(self.folder / "best.pt", progress))
         if progress.best_epoch >= 0 and not has_best:
             progress.reset_best()
-        rows = self.checkpoint.rows
-        return progress, LedgerState(rows, header.metrics, unscored, header.run.seconds)
+        return progress, LedgerState(self.checkpoint.rows, header.metrics, unscored, header.run.seconds)
 
     def _position(self, epoch_batches: int, fingerprint: DataFingerprint) -> Progress:
         """Returns the progress of the checkpoint, counted in the batches and steps that an epoch has now.
@@ -333,7 +292,7 @@ class ContinuedRun(_Start):
         """
         config = self.settings.config
         before = self.checkpoint.header.run
-        progress = replace(self.checkpoint.progress)
+        progress = replace(self.checkpoint.header.progress)
         data = self.stored.identity
 
         def compare(split: str, old: str, new: str, consequence: str) -> None:
@@ -362,7 +321,7 @@ class ContinuedRun(_Start):
         """Returns the newest epoch if ``--val-every`` has left it out, and it is now the last."""
         if not self.checkpoint.lacks_scores(self.settings.config.epochs):
             return []
-        number = self.checkpoint.progress.epoch
+        number = self.checkpoint.header.progress.epoch
         row: dict[str, float] = next((row for row in self.checkpoint.rows if row["epoch"] == number), {})
         scores = ("metrics/", "val/")
         kept = {name: value for name, value in row.items() if name != "epoch" and not name.startswith(scores)}

@@ -19,7 +19,7 @@ from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
 from models.weights.load import detector_of
 from models.weights.origin import Origin, origin_of_run
-from models.weights.read import StoredWeights, read_weights
+from models.weights.read import read_weights
 from utils.class_names import class_key
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
@@ -92,20 +92,14 @@ class TeacherFile:
             )
 
 
-def open_teacher(ctx: DistributedContext, config: TrainConfig, weights: StoredWeights | None) -> TeacherFile | None:
+def open_teacher(ctx: DistributedContext, config: TrainConfig) -> TeacherFile | None:
     """Opens the teacher of a run; None if it has none. Raises UserError for a model that cannot teach, and on all
-    processes if their teachers differ.
-
-    ``weights``: those of ``--weights``, which teach with ``--keep-old``; None: not read.
-    """
+    processes if their teachers differ."""
     if not config.teacher and not config.keep_old:
         return None
     flag = "--keep-old" if config.keep_old else "--teacher"
     source = config.teacher or config.weights
-    if config.teacher or weights is None:
-        teacher = read_weights(fetch_weights(source, ctx=ctx, offline=config.offline))
-    else:
-        teacher = weights
+    teacher = read_weights(fetch_weights(source, ctx=ctx, offline=config.offline))
     detector = detector_of(teacher).eval()
     _check_distills(detector, f"{flag}: {source}", "teach")
     if len({class_key(name) for name in detector.names}) < len(detector.names):

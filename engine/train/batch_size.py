@@ -25,7 +25,6 @@ from utils.config.settings import RunSettings
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class
-from utils.machine.devices import resolve_amp
 
 MAX_SHARD_IMAGES = 512  # images per shard; larger batches are no faster, and the host keeps 36 batches with 16 workers
 BOXES = 128  # boxes per image, as in mosaics of COCO; targets are padded to the image with the most boxes
@@ -127,15 +126,11 @@ def prepare_step(
         optimizer=resolve_optimizer(config.optimizer, steps.planned_steps),
         virtual_ranks=shards_here if virtual_ranks else 0,
         compile=False,
-        zero=False,
-        sync_bn=0,
     )
-    # `lr_mult` is not chosen yet, and takes no memory.
-    settings_here = RunSettings(config_here, replace(settings.hyp, lr_mult=1.0))
+    settings_here = RunSettings(config_here, settings.hyp)
     ctx_here = DistributedContext.single(ctx.device)
-    amp_dtype = resolve_amp(config.amp, ctx.device)
     copied = copy.deepcopy(model)
-    step = build_step(ctx_here, settings_here, copied, criterion, steps, amp_dtype=amp_dtype, full_batch=images_here)
+    step = build_step(ctx_here, settings_here, copied, criterion, steps, full_batch=images_here)
     # The prefetcher keeps this step's batches and the next one's, and so does `take_step`.
     batches = [_fake_batch(ctx, settings, model, samples, images=images_here) for _ in range(2 * steps.accumulate)]
 

@@ -80,7 +80,7 @@ class UserCallbacks(Hook):
             is_main=trainer.ctx.is_main,
             model=trainer.step.ema.module,
             stop=trainer.control.request_stop,
-            metrics=broadcast_object(trainer.ctx, {name: newest[name] for name in newest if name != "epoch"}),
+            metrics={name: newest[name] for name in newest if name != "epoch"},
         )
         self._call("on_start", trainer)
 
@@ -88,10 +88,8 @@ class UserCallbacks(Hook):
         self._call("on_step", trainer)
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
-        row = broadcast_object(trainer.ctx, epoch.row)
-        if row:  # of a run that ended within an epoch, only the report is missing
-            self._state.metrics = row
-            self._call("on_epoch", trainer)
+        self._state.metrics = broadcast_object(trainer.ctx, epoch.row)  # rank 0 has also measured the speed
+        self._call("on_epoch", trainer)
 
     def finish(self, trainer: Trainer) -> None:
         self._call("on_end", trainer)

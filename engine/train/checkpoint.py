@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +21,9 @@ from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from models.modules import is_parallel, unwrap
 from utils.address import Address
 from utils.config.epochs import validates_after
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, gather_on_main
-from utils.errors import UserError, all_mistakes
+from utils.errors import UserError
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import VERSION, read_checkpoint
 from utils.logger import log_when_configured
@@ -181,19 +181,23 @@ class RunDescription:
     new_lr_mult: float  # see `engine.optim.build.LoadedParameters`
     class_weights: list[float] = field(default_factory=list)  # in the loss; empty: all are equal
     origin: dict[str, str]  # see `models.weights.origin.Origin`
-    command: TrainConfig | None = None  # settings that have begun the run, some of them open
+    command: TrainConfig  # settings that have begun the run, some of them open
     # Path of the model that teaches it, sha256 of its tensors; empty: none. best.pt leaves it out.
     teacher: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> RunSettings:
+        return RunSettings(self.config, self.hyp)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredState:
     """The state dicts of a `TrainStep`: what training changes."""
 
-    model: dict[str, Tensor] = field(default_factory=dict)
-    ema: dict[str, Tensor] = field(default_factory=dict)
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    scaler: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
     # Batch-norm statistics of every rank, (ranks, values) by model. Under plain DDP they differ within an epoch. Then
     # `model` and `ema` store the means, from which another number of ranks continues.
     rank_buffers: dict[str, Tensor] | None = None
@@ -210,32 +214,21 @@ class Checkpoint:
     rows: list[dict[str, float]]  # of results.csv
     path: Path = Path()  # file that it was read from
 
-    @property
-    def progress(self) -> Progress:
-        return self.header.progress
-
     def lacks_scores(self, epochs: int) -> bool:
         """Returns whether a run of ``epochs`` has to score epochs first: other processes were validating them, or
         ``--val-every`` has left the newest out, and it is now the last."""
-        is_between_epochs = self.progress.batch == 0  # otherwise its weights have been overwritten
-        is_last = self.progress.epoch >= epochs
+        progress = self.header.progress
+        is_between_epochs = progress.batch == 0  # otherwise its weights have been overwritten
+        is_last = progress.epoch >= epochs
         return bool(self.header.unscored) or (is_between_epochs and is_last and not self.header.metrics)
-
-    def record(self) -> Checkpoint:
-        """Returns the checkpoint without its tensors, whose file can then be replaced and freed."""
-        return replace(self, state=StoredState())
 
     @classmethod
     def capture(
-        cls,
-        ctx: DistributedContext,
-        step: TrainStep,
-        header: CheckpointHeader,
-        description: RunDescription,
-        rows: list[dict[str, float]],
+        cls, step: TrainStep, header: CheckpointHeader, description: RunDescription, rows: list[dict[str, float]]
     ) -> Checkpoint | None:
         """Returns the checkpoint of a run at a step boundary, with the tensors of the run itself, on rank 0; None on
         the others. Every rank must call this."""
+        ctx = step.ctx
         models = {"model": step.model, "ema": step.ema.module}
         step.optimizer.consolidate()
         rank_buffers = None
@@ -255,7 +248,7 @@ class Checkpoint:
         )
         return cls(header=header, description=description, state=stored, rows=rows)
 
-    def restore(self, ctx: DistributedContext, step: TrainStep) -> None:
+    def restore(self, step: TrainStep) -> None:
         """Loads the state that `capture` took into a run, on all ranks. Raises UserError if it does not fit."""
         stored = self.state
         models = {"model": step.model, "ema": step.ema.module}
@@ -263,9 +256,9 @@ class Checkpoint:
             unwrap(step.model).load_state_dict(stored.model)
             step.ema.module.load_state_dict(stored.ema)
             for name, values in (stored.rank_buffers or {}).items():
-                if len(values) == ctx.world_size:  # otherwise the means are kept
+                if len(values) == step.ctx.world_size:  # otherwise the means are kept
                     buffers = float_buffers(unwrap(models[name]))
-                    copy_from_flat(values[ctx.rank].to(buffers[0].device), buffers)
+                    copy_from_flat(values[step.ctx.rank].to(buffers[0].device), buffers)
             step.optimizer.load_state_dict(stored.optimizer)
             if stored.scaler and step.scaler.is_enabled():
                 step.scaler.load_state_dict(stored.scaler)
@@ -308,12 +301,10 @@ class Checkpoint:
         if left_out:
             listed = ", ".join(f"{key} ({value})" for key, value in left_out.items())
             log_when_configured(f"{path}: left out, because they are no settings any more: {listed}")
-        with all_mistakes() as mistakes:
-            parts: dict[str, Any] = {}
-            for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):
-                values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
-                with mistakes.collecting():
-                    parts[part] = build(kind, values, f"{path}: damaged checkpoint")
+        parts: dict[str, Any] = {}
+        for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):
+            values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
+            parts[part] = build(kind, values, f"{path}: damaged checkpoint")
         return cls(**parts, rows=ResultsTable.of(content["rows"], str(path)).as_rows(), path=path)
 
 

@@ -75,7 +75,6 @@ class RunControl:
         self._cause: BaseException | None = None  # the error behind it
         self._received = 0  # exit code of a signal to a process outside of this group, or 0
         self._polled_at = 0.0
-        self._validation_stopped = False
 
     @property
     def _code(self) -> int:
@@ -163,12 +162,12 @@ class RunControl:
             elif store is not None and now - self._polled_at >= POLL_EVERY_S:
                 self._polled_at = now
                 is_stopped = store.check([STOP_KEY])
-        self._validation_stopped = is_stopped
         return is_stopped
 
     def stops_after_validation(self) -> bool:
-        """Returns whether a signal has ended the validation, or the wait for its scores, on any rank."""
-        code = max_over_ranks(self._ctx, self._code if self._validation_stopped else 0)
+        """Returns whether a signal has reached any rank during the validation, or the wait for its scores: these may be
+        missing."""
+        code = max_over_ranks(self._ctx, self._code)
         if code:
             self._stop(code)
         return code != 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Hook):
-    """``--patience``: ends the run after N epochs without a better ``fitness``."""
-
-    def __init__(self, fitness: str) -> None:
-        self._fitness = fitness
+    """``--patience``: ends the run after N epochs without a better score."""
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
         progress = trainer.progress
@@ -37,7 +34,7 @@ class EarlyStopping(Hook):
             return
         get_logger().info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
-            self._fitness,
+            trainer.ledger.fitness.name,
             counted(progress.epoch - progress.best_epoch, "epoch"),
             progress.best_epoch,
             config.patience,
@@ -50,15 +47,13 @@ class TimeLimit(Hook):
 
     decides_next_epoch = True
 
-    def __init__(self, hours: float) -> None:
-        self._hours = hours
-
     def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> None:
+        hours = trainer.settings.config.time
         seconds = trainer.ledger.seconds() + trainer.between_epochs_s  # what follows takes as long as the last time
-        epochs = epochs_in_time(epoch.number, seconds, self._hours * 3600)
+        epochs = epochs_in_time(epoch.number, seconds, hours * 3600)
         epochs = broadcast_object(trainer.ctx, epochs)
         if epochs != trainer.steps.epochs:
-            get_logger().info("--time %g: %s", self._hours, counted(epochs, "epoch"))
+            get_logger().info("--time %g: %s", hours, counted(epochs, "epoch"))
             trainer.set_epochs(epochs)
 
 
@@ -127,19 +122,12 @@ class EndLog(Hook):
     """Logs the scores of each class of best.pt, and where the weights are. The last hook.
 
     After a resume without a new best epoch, the scores are those of the newest validation.
-
-    Args:
-        names: of the classes.
-        compared_with: complete weights that the run has started from, to compare best.pt with; "": none.
     """
 
     on_rank_0 = True
 
-    def __init__(self, fitness: str, truth: GroundTruth, names: Sequence[str], *, compared_with: str = "") -> None:
-        self._fitness = fitness
-        self._compared_with = compared_with
+    def __init__(self, truth: GroundTruth) -> None:
         self._truth = truth
-        self._names = names
         self._result: EvalResult | None = None
         self._epoch = 0  # whose result this is
         self._is_best = False
@@ -153,10 +141,11 @@ class EndLog(Hook):
     def finish(self, trainer: Trainer) -> None:
         log = get_summary_logger()
         progress = trainer.progress
+        detector = trainer.step.ema.module
         if self._result is not None and self._result.class_targets.any():
             model = "best.pt" if self._epoch == progress.best_epoch else "last.pt"
             log.info("%s, after epoch %d (%s):", model, self._epoch, self._result.protocol)
-            for line in format_table(result_rows(self._result, self._truth, self._names)):
+            for line in format_table(result_rows(self._result, self._truth, detector.names)):
                 log.info("%s", line)
             log.info("P, R and F1 at confidence %.3f, which detect.py uses", self._result.shown_confidence)
         done = counted(progress.epoch, "epoch")
@@ -165,10 +154,11 @@ class EndLog(Hook):
             reason = "no epoch has a score" if progress.best_epoch < 0 else "best.pt is no longer there"
             log.info("done: %s, %s; weights: %s", done, reason, trainer.saver.last)
             return
-        score = f"best {self._fitness} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
+        score = f"best {trainer.ledger.fitness.name} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
         log.info("done: %s; %s: %s", done, score, best)
-        if self._compared_with:
+        loaded = trainer.saver.description.pretrained
+        if all(name in loaded and not loaded[name] for name, _ in detector.named_parameters()):
             config = trainer.settings.config
-            flags = {"weights": self._compared_with, "data": config.data, "imgsz": config.imgsz}
+            flags = {"weights": config.weights, "data": config.data, "imgsz": config.imgsz}
             words = " ".join(as_flag(name, value) for name, value in flags.items())
             log.info("to compare with the weights that it started from: %s %s", typed_command("val"), words)

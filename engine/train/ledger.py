@@ -60,6 +60,7 @@ class EpochLedger:
     """Records the epochs of a run, in their order. Every rank has one and makes the same calls.
 
     Attributes:
+        fitness: decides which epoch is the best.
         table: the rows of results.csv.
         unscored: complete epochs without scores, the oldest first. When the next epoch begins, there are as many as the
             scorer's ``lag``.
@@ -79,7 +80,7 @@ class EpochLedger:
         self.table = ResultsTable.of(state.rows)
         self.unscored = [Epoch(**vars(epoch)) for epoch in state.unscored]
         self._ctx = ctx
-        self._fitness = fitness
+        self.fitness = fitness
         self._scorer = scorer
         self._control = control
         self._newest = Epoch(progress.epoch, metrics=state.metrics)  # the newest epoch with its scores
@@ -142,10 +143,10 @@ class EpochLedger:
         scores = broadcast_object(self._ctx, scores)
         if scores is not None:
             epoch.metrics, epoch.class_ap, self.progress.confidence = scores
-            score = epoch.metrics[self._fitness.column]
+            score = epoch.metrics[self.fitness.column]
             epoch.is_best = self.progress.record_fitness(epoch.number, score, ap=epoch.metrics["metrics/AP"])
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
-            columns.setdefault(self._fitness.column, self._fitness.name)
+            columns.setdefault(self.fitness.column, self.fitness.name)
             shown = [f"{title} {number_text(epoch.metrics[name])}" for name, title in columns.items()]
             get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
         losses = {name: value for name, value in epoch.row.items() if name.startswith("train/")}
@@ -158,5 +159,5 @@ class EpochLedger:
         metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
         if result.threshold is not None:
             metrics[CONFIDENCE_COLUMN] = result.threshold
-        metrics[self._fitness.column] = self._fitness.score_of(result)
+        metrics[self.fitness.column] = self.fitness.score_of(result)
         return metrics | {name: value for name, value in result.extras.items() if name.startswith("val/")}

@@ -86,7 +86,6 @@ class Trainer:
     control: RunControl
     hooks: Sequence[Hook] = ()
     takes_steps: bool = True  # False: a run that has ended, whose last epoch may lack its scores
-    saves_first: bool = True  # last.pt does not describe this run yet, or other processes read it
 
     def __post_init__(self) -> None:
         self.batches: list[Batch] = []  # this rank's micro-batches of the newest step
@@ -142,8 +141,7 @@ class Trainer:
             self.loader.start()  # before the writers of checkpoints and of TensorBoard have threads
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
-        if self.saves_first:
-            self._save()
+        self._save()
         self._call_hooks("start")
         self._follow(self.control.agree())
         self.saver.flush()

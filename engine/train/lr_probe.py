@@ -23,7 +23,6 @@ from models.weights.transfer import transfer_weights
 from utils.batches import BatchRequest, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object
 from utils.strings import counted
 
 MAX_PROBE_IMAGES = 100  # maximum number of training images that are examined
@@ -44,7 +43,6 @@ MIN_LR_SHARE = 1 / 3  # lowest fraction of LR_MULT_FAMILIAR; runs of more than 6
 class WeightsProbe:
     """How well the weights of a new run detect the objects of its training split."""
 
-    source: str  # the weights, as ``--weights`` names them
     score: float  # mean over the objects of the highest score of any class; NaN: not measured
     details: str  # number of objects, or why it was not measured
     similar: dict[int, int] = field(default_factory=dict)  # most similar class of the weights, by class of the data set
@@ -56,39 +54,32 @@ class WeightsProbe:
 
 
 def probe_weights(
-    ctx: DistributedContext, config: TrainConfig, weights: StoredWeights, dataset: AugmentedImages, model: Detector
-) -> WeightsProbe:
-    """Measures on rank 0 how well the ``--weights`` of a new run detect its training objects. Every rank must call
-    this. ``model``: that of the run, which may be on the meta device."""
-    probe = _probe(config, weights, dataset, model, ctx.device) if ctx.is_main else None
-    return broadcast_object(ctx, probe)
-
-
-def _probe(
     config: TrainConfig, weights: StoredWeights, dataset: AugmentedImages, model: Detector, device: torch.device
 ) -> WeightsProbe:
+    """Measures how well the ``--weights`` of a new run detect its training objects. ``model``: that of the run, which
+    may be on the meta device."""
     classes = class_count(model, weights.shapes)
     if not classes:
-        return WeightsProbe(config.weights, math.nan, "its class layers are not the model's")
+        return WeightsProbe(math.nan, "its class layers are not the model's")
     detector = build_detector(model.spec, classes)
     report = transfer_weights(detector, replace(weights, names=detector.names))  # all classes, whatever their names
     missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
     if missing:
         details = f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
-        return WeightsProbe(config.weights, math.nan, details)
+        return WeightsProbe(math.nan, details)
     max_images = MAX_PROBE_IMAGES
     if not config.time:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
     labels, scores = score_on_objects(detector.eval().fuse().to(device), dataset, max_images)
     if not len(labels):
-        return WeightsProbe(config.weights, math.nan, "no object in the images examined")
+        return WeightsProbe(math.nan, "no object in the images examined")
     mean = scores.max(1).astype(np.float64).mean().item()
     similar = {}
     for label in np.unique(labels):
         totals = scores[labels == label].sum(0, dtype=np.float64)
         if totals.max() > 0:  # the detector finds something at the objects of this class
             similar[int(label)] = int(totals.argmax())
-    return WeightsProbe(config.weights, mean, f"{counted(len(labels), 'object')}, mean confidence {mean:.2f}", similar)
+    return WeightsProbe(mean, f"{counted(len(labels), 'object')}, mean confidence {mean:.2f}", similar)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,15 @@ from engine.train.checkpoint import (
 from engine.train.ledger import Epoch, EpochLedger
 from engine.train.step import TrainStep
 from utils.config.flags import as_flag
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
 from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
+
+if TYPE_CHECKING:
+    from data.loading.loader import InfiniteDataLoader
 
 RESULTS_CSV = "results.csv"
 # Keys of best.pt: the averaged weights, their scores and description.
@@ -93,22 +95,19 @@ class Saver:
         self,
         folder: Path,
         *,
-        ctx: DistributedContext,
         step: TrainStep,
+        loader: InfiniteDataLoader,
         progress: Progress,
         description: RunDescription,
-        context: SaveContext,
     ) -> None:
-        """``context``: of the process; its ``seconds`` are replaced."""
         self.folder = folder
         self.description = description
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
         self.saved_updates = progress.updates
-        self._ctx = ctx
         self._step = step
+        self._loader = loader
         self._progress = progress
-        self._context = context
         self._saved_at = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint writer")
         self._writing: Future[None] | None = None
@@ -154,16 +153,25 @@ class Saver:
             ended_by_callback: see `CheckpointHeader`.
         """
         progress = self._progress
+        ctx = self._step.ctx
+        context = SaveContext(
+            world_size=ctx.world_size,
+            device=ctx.device.type,
+            seconds=ledger.seconds(),
+            epoch_batches=len(self._loader),
+            images=len(self._loader.samples),
+            threads=torch.get_num_threads(),
+        )
         header = CheckpointHeader(
             progress=progress,
-            run=replace(self._context, seconds=ledger.seconds()),
+            run=context,
             metrics=ledger.metrics,
             unscored=[UnscoredEpoch(one.number, one.row, one.is_closing, one.is_validated) for one in ledger.unscored],
             ended_by_callback=ended_by_callback,
         )
         self.postpone()
         self.saved_updates = progress.updates
-        checkpoint = Checkpoint.capture(self._ctx, self._step, header, self.description, ledger.table.as_rows())
+        checkpoint = Checkpoint.capture(self._step, header, self.description, ledger.table.as_rows())
         if checkpoint is None:
             return
         content = copy_to_cpu(checkpoint.content())
@@ -191,7 +199,7 @@ class Saver:
     def save_weights(self, epoch: int) -> None:
         """Writes, on rank 0, what best.pt would contain if this ``epoch`` were the best, for the processes that score
         it, in the background. Raises the error of an earlier write."""
-        if self._ctx.is_main:
+        if self._step.ctx.is_main:
             content = {"progress": as_plain(self._progress), "metrics": {}, **as_plain(self.description)}
             content["ema"] = self._step.ema.module.state_dict()
             self._submit({weights_path(self.folder, epoch): copy_to_cpu({key: content[key] for key in _BEST_KEYS})})

@@ -33,8 +33,9 @@ from models.losses.base import Criterion, LossOutput
 from models.modules import unwrap
 from utils.batches import Batch, Targets, to_float
 from utils.config.settings import RunSettings, TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
+from utils.machine.devices import resolve_amp
 
 CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # batches in a run for which cuDNN's search for the fastest kernels pays
 
@@ -282,7 +283,6 @@ def build_step(
     criterion: Criterion,
     steps: StepPlan,
     *,
-    amp_dtype: torch.dtype | None,
     full_batch: int,
     has_regions: bool = False,
     loaded: LoadedParameters = NOTHING_LOADED,
@@ -291,7 +291,6 @@ def build_step(
     these processes, and their optimizer is not ``auto``.
 
     Args:
-        amp_dtype: type of autocast; None: no autocast.
         full_batch: images in any batch but the last one of an epoch, which may be smaller, over all ranks.
         has_regions: whether batches may have ignore regions (`Targets.ignore`).
         loaded: the parameters of the model that come from weights.
@@ -319,7 +318,7 @@ def build_step(
     may_search = has_one_size and not config.deterministic and len(ctx.devices) == 1
     searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     step_settings = StepSettings(
-        amp_dtype=amp_dtype,
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
         benchmark_images=full_batch if searches else 0,

@@ -18,7 +18,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,80 @@ RUN_ID_TAG = "lockstep_run_id"  # tag of a run in MLflow
 MAX_PARAMETERS = 100  # MLflow's limit of parameters in a request; values have at most 6000 characters
 
 
-class Mlflow:
+class Tracker(Hook, ABC):
+    """Keeps a service up to date with the rows of the run, in a thread. After an error, the next epoch tries again;
+    only the first one is logged.
+
+    A subclass opens its run, logs epochs and ends. These methods run in the thread; any may raise.
+    """
+
+    on_rank_0 = True
+    name: str  # of the service
+
+    def __init__(self) -> None:
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an item for each epoch; False: the end
+        self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+        self._is_complete = False
+        self._has_failed = False
+
+    @abstractmethod
+    def open(self, trainer: Trainer) -> int:
+        """Continues the tracked run, or creates it. Returns the last epoch that it has, 0 if none."""
+
+    @abstractmethod
+    def log(self, epoch: int, row: dict[str, float]) -> None:
+        """Logs the results of an epoch, from 1, by the names of results.csv."""
+
+    @abstractmethod
+    def end(self, files: list[Path], *, is_complete: bool) -> None:
+        """Stores ``files``, and ends the tracked run, for now if it is not complete."""
+
+    def start(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._first_epochs = trainer.progress.epoch  # of earlier starts
+        self._thread.start()
+        self._wakes.put(True)
+
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
+        self._wakes.put(True)
+
+    def finish(self, trainer: Trainer) -> None:
+        self._is_complete = True
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._wakes.put(False)
+            self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
+            if self._thread.is_alive() and not self._has_failed:
+                get_logger().warning("%s does not answer; results.csv has all epochs", self.name)
+
+    def _work(self) -> None:
+        """Logs the epochs that the service does not have yet, until the end."""
+        tracked: int | None = None  # the newest epoch that the service has; None: its run is not open
+        is_running = True
+        while is_running:
+            is_running = self._wakes.get()
+            try:
+                if tracked is None:
+                    tracked = self.open(self._trainer)
+                for epoch, row in sorted(dict(self._trainer.ledger.table.rows).items()):
+                    if epoch > tracked:
+                        self.log(epoch, {name: row[name] for name in row if name != "epoch"})
+                        tracked = epoch
+                if not is_running:
+                    paths = [self._trainer.saver.folder / name for name in FILES if self._is_complete]
+                    self.end([path for path in paths if path.exists()], is_complete=self._is_complete)
+            except BaseException as error:  # any error, even SystemExit: tracking must not end a run
+                if not self._has_failed:
+                    message = "%s: %s; tried again after each epoch, and results.csv has all of them"
+                    reason = re.sub(r"[?#]\S*", "", first_line(error))  # queries of addresses without their host
+                    get_logger().warning(message, self.name, reason)
+                self._has_failed = True
+
+
+class Mlflow(Tracker):
     """A run in MLflow: on the server that MLFLOW_TRACKING_URI names, or else, without files, in a SQLite file in the
-    folder of runs. It is found by its tag. `Tracker` calls the methods of a service in one thread; any may raise."""
+    folder of runs. It is found by its tag."""
 
     name = "MLflow"
     _client: MlflowClient
@@ -53,6 +124,7 @@ class Mlflow:
 
     def __init__(self) -> None:
         """Raises UserError if a package is missing."""
+        super().__init__()
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a message for each step
         # At the end of a run, MLflow prints the server's address, with its login.
         os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
@@ -60,9 +132,7 @@ class Mlflow:
         for package in ("mlflow",) if self._uri else ("mlflow", "sqlalchemy", "alembic"):
             require_package(package, "--tracker mlflow", "leave out --tracker mlflow")
 
-    def open(self, trainer: Trainer) -> int | None:
-        """Continues the tracked run, or creates it. Returns the last epoch that it has, 0 if none; None if the service
-        cannot tell."""
+    def open(self, trainer: Trainer) -> int:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -87,30 +157,27 @@ class Mlflow:
         self._id = tracked.info.run_id
         client.update_run(self._id, status="RUNNING")
         # MLflow takes no new value for a parameter that it has.
-        known = tracked.data.params
-        settings = {name: value for name, value in trainer.settings.by_name().items() if name not in known}
-        parameters = [Param(name, str(value)[:6000]) for name, value in settings.items()]
+        settings = trainer.settings.by_name()
+        parameters = [Param(name, str(settings[name])[:6000]) for name in settings if name not in tracked.data.params]
         for start in range(0, len(parameters), MAX_PARAMETERS):
             client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
         return max((metric.step for metric in client.get_metric_history(self._id, "time")), default=0)
 
-    def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Logs the results of an epoch, from 1, by the names of results.csv."""
+    def log(self, epoch: int, row: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         # A name may contain that of a class (``--fitness``), with characters that MLflow refuses.
-        names = {name: re.sub(r"[^\w.\- :/]", "_", name) for name in row}
-        self._client.log_batch(self._id, [Metric(names[name], value, now_ms, epoch) for name, value in row.items()])
+        metrics = [Metric(re.sub(r"[^\w.\- :/]", "_", name), row[name], now_ms, epoch) for name in row]
+        self._client.log_batch(self._id, metrics)
 
-    def close(self, files: Sequence[Path], *, is_complete: bool) -> None:
-        """Stores ``files``, and ends the tracked run, for now if it is not complete."""
+    def end(self, files: list[Path], *, is_complete: bool) -> None:
         for path in files if self._uri else ():
             self._client.log_artifact(self._id, str(path))
         self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
 
 
-class Wandb:
+class Wandb(Tracker):
     """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
 
     name = "Weights & Biases"
@@ -118,6 +185,7 @@ class Wandb:
 
     def __init__(self) -> None:
         """Raises UserError if the package is missing, or would ask for an account."""
+        super().__init__()
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # the settings of a repository may name programs
         os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
@@ -133,7 +201,7 @@ class Wandb:
                 "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
             )
 
-    def open(self, trainer: Trainer) -> int | None:
+    def open(self, trainer: Trainer) -> int:
         import wandb
 
         folder = trainer.saver.folder.resolve()
@@ -153,80 +221,15 @@ class Wandb:
         if tracked.offline:
             location = f"offline; upload with: wandb sync {shlex.quote(str(Path(tracked.dir).parent))}"
         get_logger().info("Weights & Biases: %s", location)
-        return None if tracked.offline else max(tracked.step - 1, 0)
+        return self._first_epochs if tracked.offline else max(tracked.step - 1, 0)  # offline it cannot tell
 
-    def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        self._run.log(dict(row), step=epoch)
+    def log(self, epoch: int, row: dict[str, float]) -> None:
+        self._run.log(row, step=epoch)
 
-    def close(self, files: Sequence[Path], *, is_complete: bool) -> None:
+    def end(self, files: list[Path], *, is_complete: bool) -> None:
         for path in files:
             self._run.save(str(path), base_path=str(path.parent), policy="now")
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
-Service = Mlflow | Wandb
-SERVICES: dict[str, type[Service]] = {"mlflow": Mlflow, "wandb": Wandb}
-
-
-class Tracker(Hook):
-    """Keeps a service up to date with the rows of the run, in a thread. After an error, the next epoch tries again;
-    only the first one is logged."""
-
-    on_rank_0 = True
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an item for each epoch; False: the end
-        self._thread = threading.Thread(target=self._work, name=service.name, daemon=True)
-        self._is_complete = False
-        self._has_failed = False
-
-    def start(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._table = trainer.ledger.table
-        self._first_epochs = trainer.progress.epoch  # of earlier starts
-        self._thread.start()
-        self._wakes.put(True)
-
-    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
-        self._wakes.put(True)
-
-    def finish(self, trainer: Trainer) -> None:
-        self._is_complete = True
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._wakes.put(False)
-            self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
-            if self._thread.is_alive() and not self._has_failed:
-                get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
-
-    def _work(self) -> None:
-        """Logs the epochs that the service does not have yet, until the end. Runs in the thread."""
-        tracked: int | None = None  # the newest epoch that the service has; None: its run is not open
-        is_running = True
-        while is_running:
-            is_running = self._wakes.get()
-            try:
-                if tracked is None:
-                    last_epoch = self._service.open(self._trainer)
-                    tracked = self._first_epochs if last_epoch is None else last_epoch
-                for epoch, row in sorted(dict(self._table.rows).items()):
-                    if epoch > tracked:
-                        self._service.log(epoch, {name: row[name] for name in row if name != "epoch"})
-                        tracked = epoch
-                if not is_running:
-                    folder = self._trainer.saver.folder
-                    files = [folder / name for name in FILES] if self._is_complete else []
-                    self._service.close([path for path in files if path.exists()], is_complete=self._is_complete)
-            except BaseException as error:  # any error, even SystemExit: tracking must not end a run
-                if not self._has_failed:
-                    message = "%s: %s; tried again after each epoch, and results.csv has all of them"
-                    reason = re.sub(r"[?#]\S*", "", first_line(error))  # queries of addresses without their host
-                    get_logger().warning(message, self._service.name, reason)
-                self._has_failed = True
-
-
-def open_services(names: Sequence[str]) -> list[Service]:
-    """Returns the services of ``--tracker``. Raises UserError for one that cannot be used."""
-    return [SERVICES[name]() for name in dict.fromkeys(names)]
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": Mlflow, "wandb": Wandb}

@@ -33,6 +33,7 @@ STORED = {
     "pretrained": {},
     "new_lr_mult": 1.0,
     "origin": {},
+    "command": TrainConfig(),
     "run": SaveContext(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(),
     "metrics": {"AP": 0.5},

@@ -10,18 +10,19 @@ import pytest
 import yaml
 
 from engine.run.folder import claim_folder, run_started_by
-from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from tests.helpers.run_checkpoints import checkpoint_of
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 
 def claim(project: Path, launcher: str, stack: ExitStack, *, is_kept: bool = True, exist_ok: bool = False) -> Path:
     ctx = replace(DistributedContext.single(), launcher_identity=launcher)
-    settings = RunSettings(TrainConfig(project=str(project), exist_ok=exist_ok), Hyperparameters())
-    run_id = f"of {launcher}"
-    folder = claim_folder(ctx, None, settings, stack, run_id=run_id, asked_name="exp", is_kept=lambda: is_kept)
+    config = TrainConfig(project=str(project), exist_ok=exist_ok)
+    description = checkpoint_of(run_id=f"of {launcher}", config=config, command=config).description
+    folder = claim_folder(ctx, None, description, stack, is_kept=lambda: is_kept)
     stored = yaml.safe_load((folder / "settings.yaml").read_text())
-    assert (stored["run_id"], stored["config"]["project"]) == (run_id, str(project))
+    assert (stored["run_id"], stored["config"]["project"]) == (f"of {launcher}", str(project))
     return folder
 
 
@@ -42,11 +43,10 @@ def test_a_restart_by_torchrun_finds_the_newest_run_that_it_has_started(tmp_path
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_new_folder_is_removed_if_the_run_fails_before_its_first_step(tmp_path, is_kept):
     stack = ExitStack()
-    folder = claim(tmp_path / "deep" / "runs", "", stack, is_kept=is_kept)
+    folder = claim(tmp_path, "", stack, is_kept=is_kept)
     (folder / "last.pt").touch()
     stack.__exit__(UserError, UserError("failed"), None)
-    assert [path.name for path in tmp_path.rglob("exp")] == (["exp"] if is_kept else [])
-    assert (tmp_path / "deep").exists() == is_kept
+    assert folder.exists() == is_kept
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

@@ -6,6 +6,7 @@ import errno
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from engine.evaluation.fitness import Fitness
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
-from engine.train.checkpoint import Checkpoint, Progress, SaveContext
+from engine.train.checkpoint import Checkpoint, Progress
 from engine.train.control import RunControl
 from engine.train.ledger import Epoch, EpochLedger, LedgerState
 from engine.train.saver import Saver
@@ -33,11 +34,11 @@ SINGLE = DistributedContext.single()
 DESCRIPTION = replace(
     checkpoint_of().description, names=["a", "b"], config=TrainConfig(epochs=3, batch_size=4, save_period=2)
 )
-CONDITIONS = SaveContext(world_size=1, device="cpu", seconds=1.0, epoch_batches=4, images=16)
+LOADER = MagicMock(samples=range(16), __len__=lambda _: 4)
 ROWS = [{"epoch": 1, "time": 1.0, "metrics/AP": float("nan")}, {"epoch": 2, "time": 2.0, "metrics/AP": 0.5}]
 
 
-def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
+def parts(wrap=lambda m: m, seed: int = 0, ctx: DistributedContext = SINGLE) -> SimpleNamespace:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(model, "Muon", OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=0.01))
@@ -45,14 +46,13 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
     optimizer.step()
     ema = ModelEma(model, decay=0.9, tau=1)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return SimpleNamespace(model=wrap(model), ema=ema, optimizer=optimizer, scaler=scaler)
+    return SimpleNamespace(ctx=ctx, model=wrap(model), ema=ema, optimizer=optimizer, scaler=scaler)
 
 
-def save(
-    folder: Path, state: SimpleNamespace, *, ctx: DistributedContext = SINGLE, batch: int = 0
-) -> tuple[Saver, EpochLedger]:
+def save(folder: Path, state: SimpleNamespace, *, batch: int = 0) -> tuple[Saver, EpochLedger]:
+    ctx = state.ctx
     progress = Progress(epoch=2, batch=batch)
-    saver = Saver(folder, ctx=ctx, step=state, progress=progress, description=DESCRIPTION, context=CONDITIONS)
+    saver = Saver(folder, step=state, loader=LOADER, progress=progress, description=DESCRIPTION)
     control = RunControl(ctx, StopSignals())
     ledger = EpochLedger(ctx, progress, Fitness.parse("AP", []), Scores(), control, LedgerState(ROWS, {"AP": 0.5}))
     saver.save(ledger, best=Epoch(2))
@@ -70,10 +70,10 @@ def test_what_is_saved_is_restored(tmp_path, wrap):
     assert (tmp_path / "results.csv").read_text() == "epoch,time,metrics/AP\n1,1,\n2,2,0.5\n"
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     assert (checkpoint.description, checkpoint.header.metrics) == (DESCRIPTION, {"AP": 0.5})
-    assert replace(checkpoint.header.run, seconds=1.0) == CONDITIONS
+    assert (checkpoint.header.run.epoch_batches, checkpoint.header.run.images) == (4, 16)
     assert_same_content(checkpoint.rows, ROWS)
     fresh = parts(seed=7)
-    checkpoint.restore(SINGLE, fresh)
+    checkpoint.restore(fresh)
     bare = state.model.module if hasattr(state.model, "module") else state.model
     assert_same_content(dict(bare.state_dict()), dict(fresh.model.state_dict()))
     assert_same_content(state.optimizer.state_dict(), fresh.optimizer.state_dict())
@@ -85,12 +85,12 @@ def test_what_is_saved_is_restored(tmp_path, wrap):
 
 
 def _save_within_an_epoch(ctx: DistributedContext, folder: Path) -> list[float]:
-    state = parts(nn.parallel.DistributedDataParallel)
+    state = parts(nn.parallel.DistributedDataParallel, ctx=ctx)
     state.model.module[1].running_mean.fill_(ctx.rank)
-    save(folder, state, ctx=ctx, batch=3)
+    save(folder, state, batch=3)
     max_over_ranks(ctx, 0)  # rank 0 has written the file
-    fresh = parts()
-    Checkpoint.read(folder / "last.pt").restore(ctx, fresh)
+    fresh = parts(ctx=ctx)
+    Checkpoint.read(folder / "last.pt").restore(fresh)
     return fresh.model[1].running_mean.tolist()
 
 
@@ -99,23 +99,16 @@ def test_ranks_keep_their_batch_statistics_within_an_epoch(tmp_path):
     by_rank = run_ranks(2, _save_within_an_epoch, tmp_path)
     assert by_rank == [[0.0] * 4, [1.0] * 4]
     fresh = parts()
-    Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, fresh)
+    Checkpoint.read(tmp_path / "last.pt").restore(fresh)
     assert fresh.model[1].running_mean.tolist() == [0.5] * 4
 
 
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("config", {"epochs": "x"}, "last.pt: config: epochs: must be a whole number, got 'x'"),
-        ("run", {"seconds": None}, "last.pt: damaged checkpoint: run: seconds: must be a number, got None"),
-        ("progress", {"epoch": -1}, "last.pt: damaged checkpoint: progress: epoch: must be at least 0, got -1"),
-    ],
-)
-def test_a_changed_value_is_one_line(tmp_path, part, changes, message):
+def test_a_changed_value_is_one_line(tmp_path):
     save(tmp_path, parts())
     content = read_checkpoint(tmp_path / "last.pt")
-    write_checkpoint(content | {part: content[part] | changes}, tmp_path / "last.pt")
-    with refused(message):
+    content["progress"]["epoch"] = -1
+    write_checkpoint(content, tmp_path / "last.pt")
+    with refused("last.pt: damaged checkpoint: progress: epoch: must be at least 0, got -1"):
         Checkpoint.read(tmp_path / "last.pt")
 
 
@@ -124,27 +117,23 @@ def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     other = parts()
     other.optimizer = build_optimizer(other.model, "SGD", OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=0.01))
     with pytest.raises(UserError, match=r"last\.pt: does not fit this run: "):
-        Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, other)
+        Checkpoint.read(tmp_path / "last.pt").restore(other)
 
 
-@pytest.mark.parametrize(
-    ("number", "line"), [(errno.ENOSPC, "(the disk is full); the checkpoints"), (errno.EIO, "(input/output error)")]
-)
-def test_a_failed_write_keeps_the_old_files_and_ends_the_run(tmp_path, monkeypatch, number, line):
+def test_a_failed_write_keeps_the_old_files_and_ends_the_run(tmp_path, monkeypatch):
     """The next save raises it."""
     state = parts()
     saver, ledger = save(tmp_path, state)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*_: object) -> None:
-        raise OSError(number, "Input/output error")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("utils.files.torch_file.torch.save", fail)
     saver.save(ledger)
     saver.wait()
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"\.pt: could not be written \(the disk is full\); the checkpoints"):
         saver.save(ledger)
-    assert f".pt: could not be written {line}" in str(error.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

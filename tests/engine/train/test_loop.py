@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from data.loading.prefetcher import Prefetcher
 from engine.train.checkpoint import Checkpoint, Progress, UnscoredEpoch
 from engine.train.hooks import EarlyStopping
 from engine.train.ledger import Epoch
 from engine.train.loop import Hook, Trainer
 from tests.engine.train.watched_run import Scores, Watch, WatchedTrainer, build
-from tests.helpers.messages import refused
 from tests.helpers.same_content import assert_same_content
 from utils.config.settings import Hyperparameters
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
@@ -162,22 +160,12 @@ def test_several_unscored_epochs_of_an_earlier_version_are_scored_in_their_order
     assert [row["epoch"] for row in trainer.ledger.table.as_rows()] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("updates", [1, 6])
-def test_a_failing_callback_ends_the_run_before_its_final_work_and_says_how_to_go_on(tmp_path, updates):
-    watch = Watch()
-    failing = Calls(lambda trainer: trainer.control.fail("on_step failed"), (updates - 1) // 3, (updates - 1) % 3 + 1)
-    way = "continue with: --resume .../last.pt" if updates < 6 else "complete the run with: --resume auto ..."
-    with refused(f"on_step failed; when it is fixed, {way}"):
-        build(tmp_path, failing, watch).fit()
-    assert not watch.of("finish")
-
-
 @pytest.mark.parametrize(("ap", "last_epoch"), [({9: 0.9}, 11), ({}, 9)])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_patience_ends_a_run_at_the_same_epoch_with_late_scores(tmp_path, ap, last_epoch, lag):
     progress = Progress(epoch=7, best_epoch=7, best_fitness=0.5)
     scores = Scores(dict.fromkeys(range(1, 20), 0.1) | ap, lag=lag)
-    trainer = build(tmp_path, EarlyStopping("AP"), progress=progress, scores=scores, epochs=20, patience=2)
+    trainer = build(tmp_path, EarlyStopping(), progress=progress, scores=scores, epochs=20, patience=2)
     trainer.fit()
     assert trainer.progress.epoch == last_epoch
 
@@ -198,30 +186,3 @@ def test_the_last_epochs_refine(tmp_path):
     trainer.step.criterion.set_no_mosaic = seen.append
     trainer.fit()
     assert seen == [False, False, False, True]
-
-
-class DecidesNextEpoch(Hook):
-    decides_next_epoch = True
-
-
-@pytest.mark.parametrize(
-    ("hooks", "settings", "expected"),
-    [
-        ((), {}, [1, 1, 1, 1, 1, 0]),
-        ((), {"batch_size": 2, "nominal_batch": 4}, [1, 2, 1, 0]),  # steps of two batches and of one
-        ((DecidesNextEpoch(),), {}, [1, 1, 0, 1, 1, 0]),
-    ],
-)
-def test_the_batches_of_the_next_step_are_prefetched_unless_a_hook_decides_them(
-    tmp_path, monkeypatch, hooks, settings, expected
-):
-    counts = []
-    prefetch = Prefetcher.prefetch
-
-    def noted(prefetcher: Prefetcher, count: int) -> None:
-        counts.append(count)
-        prefetch(prefetcher, count)
-
-    monkeypatch.setattr(Prefetcher, "prefetch", noted)
-    build(tmp_path, *hooks, **settings).fit()
-    assert counts == expected

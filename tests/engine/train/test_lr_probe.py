@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,21 +15,14 @@ from data.load import load_index
 from data.read_spec import load_dataset_spec
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from engine.optim.schedule import StepPlan
-from engine.run.choices import choose_lr_mult
-from engine.train import lr_probe
-from engine.train.lr_probe import lr_mult_by_score, probe_weights, score_on_objects
-from models.detector import Detector, build_detector
+from engine.train.lr_probe import lr_mult_by_score, score_on_objects
+from models.detector import build_detector
 from models.weights.load import load_detector
-from models.weights.read import read_weights
 from tests.helpers.scoring import reference_iou
 from tests.helpers.scripts import SMALL, call
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_detector
 
 SIDE = 64
-ALONE = DistributedContext.single(torch.device("cpu"))
 
 
 class Planned(nn.Module):
@@ -60,14 +52,11 @@ def planned(boxes: int = 40) -> Planned:
     return Planned(torch.cat([corners, corners + sides], 1), torch.rand(boxes, 3, generator=rng))
 
 
-def samples(yaml: Path, cache: Path, **options) -> AugmentedImages:
-    index = load_index(load_dataset_spec(yaml), "train", IndexSettings(cache_dir=str(cache), progress=False))
-    return AugmentedImages(ImageReader(index, imgsz=SIDE), **options)
-
-
 @pytest.fixture
 def dataset(tmp_path) -> AugmentedImages:
-    return samples(write_dataset(tmp_path / "set", train=12), tmp_path)
+    spec = load_dataset_spec(write_dataset(tmp_path / "set", train=12))
+    index = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path), progress=False))
+    return AugmentedImages(ImageReader(index, imgsz=SIDE))
 
 
 def expected_scores(detector: Planned, labels: list[str]) -> list[tuple[int, list[float]]]:
@@ -103,52 +92,6 @@ def test_the_score_of_a_class_at_an_object_is_the_best_of_the_boxes_there(datase
 ])  # fmt: skip
 def test_known_objects_get_small_steps(score, epochs, steps, lr_mult):
     assert lr_mult_by_score(score, epochs, steps)[0] == pytest.approx(lr_mult)
-
-
-def choice(config: TrainConfig, dataset: AugmentedImages, model: Detector) -> tuple[float, str]:
-    plan = StepPlan(accumulate=1, per_epoch=200, epochs=1)
-    probe = probe_weights(ALONE, config, read_weights(config.weights), dataset, model)
-    return choose_lr_mult(config, Hyperparameters(lr_mult=None), plan, probe)
-
-
-def of_known_objects(monkeypatch, score: float) -> list[tuple]:
-    """Gives the score to all detectors; returns what is asked for."""
-    asked = []
-    scores = (np.zeros(7, np.float32), np.full((7, 3), score))
-    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or scores)
-    return asked
-
-
-@pytest.mark.parametrize("channels", [3, 1])
-def test_the_detector_that_is_scored_has_the_weights_of_the_file(dataset, tmp_path, monkeypatch, channels):
-    """Gray images are scored as their copies with three channels."""
-    asked = of_known_objects(monkeypatch, 0.2)
-    path = write_weights(tmp_path / "a.pt", ["x", "X", "dark"])
-    model = build_detector(TINY_MODEL, 2, channels=channels)
-    assert choice(TrainConfig(data="d.yaml", weights=str(path)), dataset, model)[0] == 0.0625
-    images = torch.rand(2, channels, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    of_file = load_detector(path)[0].fuse()
-    ours, theirs = (d.decode(d(x)) for d, x in ((asked[0][0], images), (of_file, images.expand(-1, 3, -1, -1))))
-    for one, other in zip(ours, theirs):
-        torch.testing.assert_close(one, other, **({"rtol": 0, "atol": 0} if channels == 3 else {}))
-
-
-@pytest.mark.parametrize(
-    ("part", "what"),
-    [
-        (lambda tensors: {k: v for k, v in tensors.items() if k.startswith("model.0.")}, "its class layers are not"),
-        (lambda tensors: tensors | {"model.0.conv.weight": torch.zeros(9, 3, 3, 3)}, "tensors are not in it"),
-    ],
-)
-def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch, part, what):
-    of_known_objects(monkeypatch, 0.9)
-    model = build_detector(TINY_MODEL, 2)
-    path = tmp_path / "part.pt"
-    torch.save(part(model.state_dict()), path)
-    lr_mult, reason = choice(TrainConfig(data="d.yaml", weights=str(path)), dataset, model)
-    assert lr_mult == 0.125
-    assert "cannot be tested" in reason
-    assert what in reason
 
 
 @pytest.mark.parametrize(("objectness", "keeps"), [(2.0, True), (-9.0, False)], ids=["detects", "detects nothing"])

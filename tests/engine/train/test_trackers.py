@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import train
-from engine.train.trackers import open_services
+from engine.train.trackers import TRACKERS
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.repository import ROOT
@@ -136,7 +136,7 @@ def test_wandb_takes_no_address_from_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:1\n")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    open_services(["wandb"])
+    TRACKERS["wandb"]()
     assert wandb.setup().settings.base_url.startswith("https://api.")  # its own, which differs between versions
     wandb.teardown()
 

@@ -174,7 +174,7 @@ def build(
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     state = LedgerState()
     if resumed is not None:
-        resumed.restore(ctx, step)
+        resumed.restore(step)
         header = resumed.header
         progress = header.progress
         state = LedgerState(resumed.rows, header.metrics, header.unscored)
@@ -182,10 +182,8 @@ def build(
     loader: Any = Loader()
     config = TrainConfig(epochs=epochs, **settings)
     control = RunControl(ctx, signals or StopSignals())
-    described = checkpoint_of(config=config)
-    saver = WatchedSaver(
-        folder, ctx=ctx, step=step, progress=progress, description=described.description, context=described.header.run
-    )
+    description = checkpoint_of(config=config).description
+    saver = WatchedSaver(folder, step=step, loader=loader, progress=progress, description=description)
     saver.saves = []
     scorer = scores or Scores()
     scorer.saver = saver

@@ -12,8 +12,8 @@ import export
 import train
 import val
 from engine.inference.model import open_model
-from engine.run import build as run_build
-from models.detector import build_detector
+from engine.run import starts
+from models.detector import Detector, build_detector
 from models.spec import load_spec
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for
@@ -40,14 +40,11 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, monkeypatch, name: str):
                 layer.weight.data = ungrouped(grouped(layer.weight.data, 4), channels)
     weights = write_public(original, tmp_path)
     started: dict[str, Tensor] = {}
-    build = run_build.build_starting_model
 
-    def recording(*args, **settings):
-        built = build(*args, **settings)
-        started.update({name: tensor.clone() for name, tensor in built.model.state_dict().items()})
-        return built
+    def recording(_: object, model: Detector, __: object) -> None:
+        started.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
-    monkeypatch.setattr(run_build, "build_starting_model", recording)
+    monkeypatch.setattr(starts, "check_same_model", recording)
     common = ["--project", str(tmp_path), *SMALL]
     given = ["--data", str(data), "--weights", str(weights), "--epochs", "1", "--optimizer", "SGD", "--name", "run"]
     run_main(train.main, [*given, *common])
