@@ -7,14 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.optim.build import (
-    RULES,
-    LoadedParameters,
-    OptimizerSettings,
-    build_optimizer,
-    resolve_optimizer,
-    split_parameters,
-)
+from engine.optim.build import RULES, LoadedParameters, OptimizerSettings, build_optimizer, resolve_optimizer
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule, step_plan
 from engine.train.saver import copy_to_cpu
@@ -86,59 +79,6 @@ def test_a_late_first_gradient_starts_with_zero_momentum():
     before = first.detach().clone()
     sgd.step()
     torch.testing.assert_close(first, before - 0.05 * 1.9)
-
-
-class Scale(nn.Module):
-    """A layer of a user, whose factors are no weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(5))
-
-
-def test_groups_contain_each_trained_parameter_once():
-    model = network().append(Scale())
-    model[3].bias.requires_grad_(False)
-    groups = split_parameters(model)
-    names = {id(p): n for n, p in model.named_parameters()}
-    found = {kind: sorted(names[id(p)] for p in group) for kind, group in groups.items()}
-    assert found == {
-        "weight": ["0.weight", "3.weight", "5.weight"],
-        "norm": ["1.weight", "6.factor"],
-        "bias": ["1.bias", "5.bias"],  # 3.bias is frozen
-    }
-
-
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("done", [0, 2])
-def test_a_non_finite_step_changes_nothing(name, done):
-    """Steps that include a non-finite one, which may be the first, end with the same weights as those without it."""
-    clean = network()
-    poisoned = network()
-    options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
-    options |= {"new_rows": {"0.weight": (1,)}, "lr_mult": 0.5}  # a row with a rate of its own
-    a, b = (build(m, name, **options) for m in (clean, poisoned))
-    take_steps(poisoned, b, done)
-    before = copy.deepcopy(poisoned.state_dict())
-    for p in poisoned.parameters():
-        p.grad = torch.full_like(p, float("nan"))
-    b.step(torch.tensor(1.0))
-    b.zero_grad()
-    for key, value in poisoned.named_parameters():
-        assert torch.equal(value, before[key]), key
-    take_steps(clean, a, done)
-    take_steps(clean, a, 2)
-    take_steps(poisoned, b, 2)
-    assert all(torch.equal(p, q) for p, q in zip(clean.parameters(), poisoned.parameters()))
-
-
-def test_state_of_other_parameters_is_refused():
-    options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
-    small, large = (nn.Sequential(nn.Conv2d(3, width, 3), nn.Conv2d(width, 3, 3)) for width in (4, 64))
-    stored = build(small, "SGD", **options)
-    take_steps(small, stored, 1)
-    with pytest.raises(ValueError, match="the run trained other layers"):
-        build(large, "SGD", **options).load_state_dict(copy.deepcopy(stored.state_dict()))
 
 
 @pytest.mark.parametrize("name", RULES)

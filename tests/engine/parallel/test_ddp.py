@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from torch import nn
 
 from engine.optim.build import OptimizerSettings, build_optimizer
-from engine.parallel.ddp import DataParallel, average_buffers, freeze_unused, parallelize
+from engine.parallel.ddp import average_buffers, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.steps import global_batch, make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.repository import ROOT
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
@@ -36,49 +34,20 @@ class _Forked(nn.Module):
         return [main, self.auxiliary(x)] if self.training else [main]
 
 
-def test_replicas_of_data_parallel_compute_in_the_callers_type(monkeypatch):
-    """torch's threads are replaced, because torch starts none without a GPU."""
-
-    def apply(self, modules, inputs, kwargs):
-        with ThreadPoolExecutor() as threads:
-            return list(threads.map(lambda module, given: module(*given), modules, inputs))
-
-    monkeypatch.setattr(nn.DataParallel, "parallel_apply", apply)
-    linear = nn.Linear(2, 2)
-    wrapped = DataParallel(linear)
-    inputs = [(torch.ones(1, 2),)] * 2
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            outputs = wrapped.parallel_apply([linear, linear], inputs, [{}, {}])
-        assert [output.dtype for output in outputs] == [dtype, dtype]
-    assert [output.dtype for output in wrapped.parallel_apply([linear], inputs[:1], [{}])] == [torch.float32]
-
-
-def test_unused_parameters_are_frozen():
-    model = _Forked()
-    before = copy.deepcopy(model.state_dict())
-    freeze_unused(model, torch.ones(2, 3, 8, 8))
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    assert frozen == ["dropped.weight", "dropped.bias"]
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert all(module.training for module in model.modules())
-    assert all(p.grad is None for p in model.parameters())
-
-
-def _forked_step(ctx) -> list[torch.Tensor | None]:
+def _forked_step(ctx) -> dict[str, torch.Tensor | None]:
     torch.manual_seed(0)
     model = _Forked()
     freeze_unused(model, torch.ones(2, 3, 8, 8))
     wrapped = parallelize(model, ctx, static=True)
     for _ in range(2):  # otherwise DDP raises at the second step
         sum(level.square().sum() for level in wrapped(torch.ones(2, 3, 8, 8) * (ctx.rank + 1))).backward()
-    return [p.grad for p in model.parameters()]
+    return {name: p.grad for name, p in model.named_parameters()}
 
 
 def test_ddp_trains_with_a_dropped_branch():
-    a, b = run_ranks(2, _forked_step)
-    for x, y in zip(a, b):
-        assert (x is None and y is None) or torch.equal(x, y)
+    first, second = run_ranks(2, _forked_step)
+    assert [name for name in first if first[name] is None] == ["dropped.weight", "dropped.bias"]
+    assert_same_content(first, second)
 
 
 def _sharded(ctx, optimizer: str, sharded: bool):
@@ -138,23 +107,6 @@ def test_exactly_zero_gradients_are_skipped():
         parameter.grad = torch.full((3,), value)
     drop_zero_gradients(parameters)
     assert [p.grad is None for p in parameters] == [True, False, False, True]
-
-
-def _train_static(ctx) -> list[torch.Tensor]:
-    share = global_batch().shard(3 * ctx.rank, 3 * ctx.rank + 3)
-    weights = []
-    for static in (True, False):
-        step, model = make_step(ctx, "anchor_free", static=static)
-        for update in (1, 2, 3):
-            step([share], [6], update)
-        weights.append(nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad))
-    return weights
-
-
-def test_a_static_graph_changes_no_bit():
-    (static, dynamic), (of_the_other, _) = run_ranks(2, _train_static)
-    assert torch.equal(static, dynamic)
-    assert torch.equal(static, of_the_other)
 
 
 def _averaged(ctx) -> list[torch.Tensor]:

@@ -12,7 +12,6 @@ from torch import nn
 from engine.parallel import sync_bn
 from engine.parallel.sync_bn import convert_sync_bn
 from models.detector import build_detector
-from tests.helpers.kernel_count import KernelCount
 from tests.helpers.ranks import run_ranks
 from utils.distributed.groups import sync_bn_group
 
@@ -142,23 +141,6 @@ def test_a_group_without_an_image_keeps_its_statistics():
             assert rank == 0 or not any(grad.any() for grad in grads)
             for key in ("1.running_mean", "1.running_var", "4.running_mean", "4.running_var"):
                 torch.testing.assert_close(state[key], expected[key], rtol=1e-10, atol=1e-12)
-
-
-def _counted(ctx):
-    norm = convert_sync_bn(nn.BatchNorm2d(6))
-    waits = []
-    for by_kernels in (False, True):
-        if by_kernels:
-            _as_on_a_gpu()
-            torch.batch_norm_gather_stats_with_counts = lambda x, means, inverses, *_: (means[0], inverses[0])
-        with KernelCount() as count:
-            norm(torch.randn(3, 6, 4, 4).requires_grad_()).sum().backward()
-        waits.append(dict(count.waits))
-    return waits
-
-
-def test_no_operation_waits_for_the_device():
-    assert run_ranks(1, _counted) == [[{}, {}]]
 
 
 def test_conversion_keeps_keys_and_evaluation():

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import train as train_script
-from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from tests.engine.train.steps import global_batch, make_step, weights_of
-from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, call, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
@@ -33,46 +31,6 @@ def test_two_virtual_ranks_with_the_statistics_of_the_whole_batch_equal_one(opti
             step([global_batch()], [6], update)
         ends.append(weights_of(model))
     torch.testing.assert_close(*ends, rtol=1e-5, atol=5e-3 if optimizer == "Muon" else 1e-5)  # bfloat16 inside
-
-
-def leaves(count: int, length: int) -> list[torch.Tensor]:
-    """Values of very different magnitudes, so that every other order of addition rounds differently."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(length, generator=generator) * 10.0 ** (i % 5) for i in range(count)]
-
-
-def tree_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    while len(tensors) > 1:
-        tensors = [a + b for a, b in zip(tensors[::2], tensors[1::2])]
-    return tensors[0]
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 16])
-def test_sums_of_subtrees_give_the_sum_of_the_tree(count):
-    tree = SubtreeSum()
-    for leaf in leaves(count, 100):
-        tree.add(leaf.clone())
-    assert torch.equal(tree.total(), tree_of(leaves(count, 100)))
-    if count > 2:
-        assert not torch.equal(tree.total(), torch.stack(leaves(count, 100)).sum(0))  # the test can fail
-
-
-LENGTHS = (1, 3, 1001)
-
-
-def _sums(ctx) -> list[torch.Tensor]:
-    sums = []
-    for length in LENGTHS:
-        tree = SubtreeSum()
-        for leaf in leaves(8, length)[ctx.rank * 2 : ctx.rank * 2 + 2]:
-            tree.add(leaf)
-        sums.append(sum_over_processes(ctx, tree.total()))
-    return sums
-
-
-def test_every_process_gets_the_same_tree_sum():
-    for sums in run_ranks(4, _sums):
-        assert all(torch.equal(found, tree_of(leaves(8, length))) for found, length in zip(sums, LENGTHS, strict=True))
 
 
 def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) -> dict:

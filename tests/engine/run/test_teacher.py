@@ -94,16 +94,8 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(inputs, tmp_
 
 def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(inputs, tmp_path):
     """--classes names those that its data set labels; val.py scores no others, although the model has them."""
-    arguments = [
-        "--weights",
-        inputs / "old.pt",
-        "--data",
-        inputs / "set" / "data.yaml",
-        "--keep-old",
-        "--classes",
-        "dark",
-    ]
-    call(train.main, *arguments, "--epochs", "1", *SMALL, "--project", tmp_path, "--name", "a")
+    data = inputs / "set" / "data.yaml"
+    call(train.main, *flags(inputs, "--data", data, "--classes", "dark", "--project", tmp_path, "--name", "a"))
     call(val.main, "--weights", tmp_path / "a" / "last.pt", *PLAIN, "--project", tmp_path, "--name", "val")
     rows = (tmp_path / "val" / "classes.csv").read_text().splitlines()
     assert "light,0,0" + "," * (rows[0].count(",") - 2) in rows  # no score, as it has no label

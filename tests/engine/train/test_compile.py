@@ -10,14 +10,11 @@ import pytest
 import torch
 from torch import fx
 
-from engine.train.compile import Compilation, check_compiler, plan_compilation
-from models.detector import build_detector
+from engine.train.compile import Compilation
 from tests.engine.train.steps import make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import make_batch
-from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 
 REGIONS = np.float32([[1, -1, 0.5, 0.5, 0.2, 0.2], [1, 0, 0.3, 0.3, 0.1, 0.2], [2, 1, 0.5, 0.5, 0.9, 0.9]])
 CPU = DistributedContext.single()
@@ -95,20 +92,6 @@ def test_each_shard_size_is_compiled_once_and_varying_sizes_share_a_graph(plan, 
     assert len(graphs) == compiled
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
-@pytest.mark.slow
-def test_built_in_models_train_in_one_graph(name):
-    graphs: list[fx.GraphModule] = []
-    model = build_detector(name, 3).to(memory_format=torch.channels_last)
-    model.compile(backend=counting(graphs), dynamic=True, fullgraph=True)
-    for height, width in ((64, 64), (96, 96), (160, 160)):
-        images = torch.rand(2, 3, height, width).to(memory_format=torch.channels_last)
-        with torch.autocast("cpu", torch.bfloat16):
-            raw = model(images)
-        sum(level.float().sum() for level in raw).backward()
-    assert len(graphs) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
@@ -145,14 +128,3 @@ def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tenso
 def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
     for expected, actual in run_ranks(2, _shares_of_steps, sync_bn, timeout_s=600):
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_machine_without_a_compiler_is_refused(monkeypatch):
-    monkeypatch.setattr("engine.train.compile.shutil.which", lambda name: None)
-    with pytest.raises(UserError, match="--compile"):
-        check_compiler(torch.device("cpu"))
-
-
-def test_batches_that_leave_processes_without_images_are_refused():
-    with pytest.raises(UserError, match="shards empty"):
-        plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)

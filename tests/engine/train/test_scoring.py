@@ -16,7 +16,6 @@ from engine.evaluation.evaluator import Evaluator
 from engine.run import eval_process
 from engine.train.step import TrainStep
 from tests.helpers.processes import Processes
-from tests.helpers.repository import ROOT
 from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, call
@@ -24,8 +23,6 @@ from tests.helpers.tiny import write_dataset, write_model
 from tests.robustness.faulty_train import inject_step_fault
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
-from utils.process.launch import torchrun_variables
-from utils.process.spawn import free_port
 
 EVALUATED = ("--eval-ranks", "1")
 SLOW = "slowval:0.3"  # two batches, so a validation takes longer than all epochs
@@ -174,22 +171,6 @@ def test_an_evaluating_process_with_other_labels_ends_the_run(inputs, tmp_path):
         run.pair([given, [*given, "--data", str(tmp_path / "set" / "data.yaml")]])
         assert run.codes() == [2, 2], run.output()
         assert "rank 1" in run.output()
-
-
-def test_an_evaluating_process_with_other_code_ends_the_run(inputs, tmp_path):
-    other = tmp_path / "other"
-    for folder in ("utils", "data", "models", "engine", "configs"):
-        shutil.copytree(ROOT / folder, other / folder)  # with its bytecode
-    shutil.copy(ROOT / "train.py", other)
-    with open(other / "models" / "detector.py", "a") as file:
-        file.write("# another version\n")
-    port = free_port()
-    with Processes(tmp_path / "log.txt") as run:
-        for rank, code in enumerate([ROOT, other]):
-            command = [run.python, str(code / "train.py"), *flags(inputs, tmp_path, *EVALUATED)]
-            run.start(command, code, **torchrun_variables(rank, 2, port))
-        assert run.codes() == [2, 2], run.output()
-        assert "rank 1: the code is" in run.output()
 
 
 @pytest.mark.slow
