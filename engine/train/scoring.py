@@ -30,7 +30,6 @@ from engine.evaluation.result import Evaluation
 from engine.evaluation.stored import read_evaluation
 from engine.train.checkpoint import UnscoredEpoch
 from engine.train.control import STOP_KEY, RunControl
-from engine.train.ledger import Scorer
 from engine.train.saver import Saver, scores_path, weights_path
 from engine.train.step import TrainStep
 from utils.distributed.agreement import program_facts
@@ -45,9 +44,9 @@ POLL_S = 0.05  # seconds between checks for a message
 
 
 @dataclass(frozen=True)
-class LocalScorer(Scorer):
-    """The training processes validate an epoch. One that an earlier start has left to other processes may have its
-    scores or weights in a file."""
+class LocalScorer:
+    """The training processes validate an epoch, see `engine.train.ledger.Scorer`. One that an earlier start has left to
+    other processes may have its scores or weights in a file."""
 
     saver: Saver
     control: RunControl
@@ -55,6 +54,10 @@ class LocalScorer(Scorer):
     evaluator: Evaluator
     loader: ValidationLoader
     lag = 0
+
+    def open(self) -> None: ...
+
+    def submit(self, epoch: UnscoredEpoch) -> None: ...
 
     def score(self, epoch: UnscoredEpoch) -> Evaluation | None:
         ctx = self.step.ctx
@@ -72,8 +75,8 @@ class LocalScorer(Scorer):
         return self.evaluator.run(model, self.loader, should_stop=self.control.should_stop)
 
 
-class RemoteScorer(Scorer):
-    """Other processes of the job validate an epoch while the next one is trained."""
+class RemoteScorer:
+    """Other processes of the job validate an epoch while the next one is trained, see `engine.train.ledger.Scorer`."""
 
     lag = 1
 

@@ -82,8 +82,8 @@ def fork_job(client: socket.socket) -> dict:
         os.close(descriptor)
     with contextlib.suppress(BrokenPipeError):
         client.sendall(f"{pid}\n".encode())
-        ready, _, _ = select.select([client, os.pidfd_open(pid)], [], [])
-        if client in ready:  # it was killed
+        ready, _, _ = select.select([client.fileno(), os.pidfd_open(pid)], [], [])
+        if client.fileno() in ready:  # it was killed
             os.kill(pid, signal.SIGKILL)
         client.sendall(f"{os.waitpid(pid, 0)[1]}\n".encode())
     os._exit(0)
