@@ -38,9 +38,6 @@ FOUR_LEVEL_IMAGE_SIZE = 1280  # training size of public models with a fourth lev
 MAX_IMAGE_SIZE = 2**14
 
 
-_MAX_REPEATED = 1 << 20  # elements of a tensor that may be larger than its storage, such as an expanded buffer
-
-
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
     """Weights of a file, and its statements about their model."""
@@ -95,8 +92,7 @@ def read_weights(path: str | Path) -> StoredWeights:
         return _read_foreign_checkpoint(path, content)
     except (RuntimeError, ArithmeticError, ValueError) as error:  # also torch's, for a shape that no tensor can have
         raise_if_limit(error, path)
-        reason = "a module contains itself" if isinstance(error, RecursionError) else str(error)
-        raise UserError(f"{path}: damaged checkpoint ({reason})") from None
+        raise UserError(f"{path}: damaged checkpoint ({error})") from None
 
 
 def _own_weights(
@@ -207,11 +203,6 @@ def _foreign_content(names: tuple[str, ...] | None, imgsz: int) -> dict[str, Any
 
 
 def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Raises OverflowError for a large tensor that repeats the elements of a smaller storage: a few bytes of a file
-    could take all memory."""
-    for name, tensor in tensors.items():
-        if tensor.numel() > max(_MAX_REPEATED, tensor.untyped_storage().nbytes() // tensor.element_size()):
-            raise OverflowError(f"{name} has more elements than the file")
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
