@@ -48,10 +48,10 @@ class Watched:
             if (found := BOUND.search(line))
         )
 
-    def opened_below(self, folder: Path) -> set[str]:
-        """Returns what a process has opened, or tried to open, below ``folder``: the first parts of the paths."""
+    def opened_below(self, folder: Path) -> set[Path]:
+        """Returns what a process has opened, or tried to open, below ``folder``, relative to it."""
         paths = {Path(os.path.normpath(Path(*opened))) for opened in OPENED.findall(self.calls)}
-        return {path.relative_to(folder).parts[0] for path in paths if folder in path.parents}
+        return {path.relative_to(folder) for path in paths if folder in path.parents}
 
 
 def watch(argv: Sequence[object], folder: Path, working_folder: Path | None = None, **variables: str) -> Watched:

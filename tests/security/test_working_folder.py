@@ -24,9 +24,11 @@ FILES = {
     "pyproject.toml": "[tool.trap]\n",
     "_ops.py": "",  # torch gives this name to a module of its own
 }
-# Matplotlib reads the file when it is imported, but figures have its defaults. The others are places where a library of
-# torch's CUDA packages looks for libcuda.so.1 (SECURITY.md).
-OPENED = {"set", "tiny.yaml", "matplotlibrc", "libcuda.so.1", "glibc-hwcaps", "tls", "x86_64"}
+# Matplotlib reads the last when it is imported, but figures have its defaults.
+OPENED = {"set", "tiny.yaml", "matplotlibrc"}
+# A library of torch's CUDA packages looks for it here, and in folders that glibc names after the processor
+# (SECURITY.md).
+LIBCUDA = "libcuda.so.1"
 
 TRAIN = ["train.py", "--data", "set/data.yaml", "--model", "tiny.yaml", *SMALL[:-1], "--epochs", "1"]
 VAL = ["val.py", "--data", "set/data.yaml", "--device", "cpu", "--workers", "0"]
@@ -91,6 +93,6 @@ def test_nothing_but_what_a_command_names_is_used(traps, tmp_path, name):
     assert is_done, watched.done.stdout + watched.done.stderr
     assert "latex" not in watched.done.stderr
     assert content(traps) == before
-    assert watched.opened_below(traps) <= OPENED
+    assert {path.parts[0] for path in watched.opened_below(traps) if path.name != LIBCUDA} <= OPENED
     assert not watched.listens_to_others
     assert watched.home == []
